@@ -1,0 +1,193 @@
+#include "comm/world.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/fake.h"
+#include "comm/gloo.h"
+
+namespace tessera::comm {
+
+struct World::Groups {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  bool fake = false;
+  c10::intrusive_ptr<c10d::Store> store;  // rank 0's serves the others: kept until the groups close
+  std::unique_ptr<Group> gather;
+  std::unique_ptr<Group> reduce;
+  std::unique_ptr<Group> host;
+};
+
+namespace {
+
+c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const Options& options);
+void await_all(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout);
+
+std::shared_ptr<World::Groups> groups_of_one() {
+  auto groups = std::make_shared<World::Groups>();
+  groups->gather = std::make_unique<Group>("gather");
+  groups->reduce = std::make_unique<Group>("reduce");
+  groups->host = std::make_unique<Group>("host");
+  return groups;
+}
+
+std::shared_ptr<World::Groups> connect_groups(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                              int size, const Options& options) {
+  if (size == 1) return groups_of_one();
+  await_all(*store, rank, size, options.init_timeout);
+  auto groups = std::make_shared<World::Groups>();
+  groups->rank = rank;
+  groups->size = size;
+  groups->store = store;
+  const auto make = [&](const char* name) {
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string("group/") + name, store);
+    try {
+      return std::make_unique<Group>(name, make_gloo(prefixed, rank, size, options.train_timeout),
+                                     Group::Path::kDirect, options.train_timeout);
+    } catch (const std::exception& e) {
+      throw CommError(base::str("rank ", rank, ": could not connect the ", name, " group of ", size,
+                                " ranks: ", e.what(),
+                                ". Set GLOO_SOCKET_IFNAME when the hosts have several networks."));
+    }
+  };
+  groups->gather = make("gather");
+  groups->reduce = make("reduce");
+  groups->host = make("host");
+  return groups;
+}
+
+}  // namespace
+
+World::World(std::shared_ptr<Groups> groups) : groups_(std::move(groups)) {}
+int World::rank() const { return groups_->rank; }
+int World::size() const { return groups_->size; }
+int World::local_rank() const { return groups_->local_rank; }
+bool World::is_fake() const { return groups_->fake; }
+Group& World::gather() const { return *groups_->gather; }
+Group& World::reduce() const { return *groups_->reduce; }
+Group& World::host() const { return *groups_->host; }
+
+void World::barrier() const {
+  if (host().path() == Group::Path::kNone) return;
+  try {
+    host().backend().barrier()->wait(host().timeout());
+  } catch (const std::exception& e) {
+    throw CommError(base::str("rank ", rank(), ": barrier failed: ", e.what()));
+  }
+}
+
+World init(const Options& options) { return init(detect_environment(), options); }
+
+World init(const Environment& env, const Options& options) {
+  base::set_log_rank(env.size > 1 ? env.rank : -1);
+  if (env.size == 1) return World(groups_of_one());
+  // Keys of another run, or of this run before a restart, are never read: a launcher may keep one store for all.
+  auto store = c10::make_intrusive<c10d::PrefixStore>(
+      base::str("tessera/", env.run_id, "/", env.restart), open_store(env, options));
+  auto groups = connect_groups(store, env.rank, env.size, options);
+  groups->local_rank = env.local_rank;
+  return World(std::move(groups));
+}
+
+World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const Options& options) {
+  TESSERA_CHECK_CONFIG(size >= 1 && rank >= 0 && rank < size, "rank ", rank, " of ", size,
+                       ": expected 0 <= rank < size.");
+  return World(connect_groups(std::move(store), rank, size, options));
+}
+
+World fake_world(int rank, int size) {
+  auto groups = std::make_shared<World::Groups>();
+  groups->rank = rank;
+  groups->size = size;
+  groups->fake = true;
+  const auto make = [&](const char* name) {
+    return std::make_unique<Group>(name, make_fake(rank, size), Group::Path::kNative,
+                                   std::chrono::milliseconds(1000));
+  };
+  groups->gather = make("gather");
+  groups->reduce = make("reduce");
+  groups->host = make("host");
+  return World(std::move(groups));
+}
+
+namespace {
+
+bool port_is_taken(const Environment& env) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const std::string port = std::to_string(env.master_port);
+  if (::getaddrinfo(nullptr, port.c_str(), &hints, &found) != 0) return false;
+  bool taken = false;
+  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
+    const int fd = ::socket(a->ai_family, a->ai_socktype, a->ai_protocol);
+    if (fd < 0) continue;
+    const int on = 1;
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (::bind(fd, a->ai_addr, a->ai_addrlen) != 0 && errno == EADDRINUSE) taken = true;
+    ::close(fd);
+    break;
+  }
+  ::freeaddrinfo(found);
+  return taken;
+}
+
+// Rank 0 serves the store (unless the launcher does); the others connect, with back-off, until init_timeout.
+c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const Options& options) {
+  const bool serve = env.rank == 0 && !env.store_is_served;
+  // Asked before the store tries, since c10d retries and logs at length; the store's own bind decides.
+  TESSERA_CHECK_CONFIG(!serve || !port_is_taken(env), "rank 0 cannot listen at ", env.master_host, ":",
+                       env.master_port, ": the port is in use by another process. Set MASTER_PORT to a free port "
+                       "(`tessera launch` without --master-port chooses one).");
+  c10d::TCPStoreOptions store_options;
+  store_options.port = static_cast<std::uint16_t>(env.master_port);
+  store_options.isServer = serve;
+  store_options.waitWorkers = false;
+  store_options.timeout = options.init_timeout;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(env.master_host, store_options);
+  } catch (const std::exception& e) {
+    throw CommError(base::str("rank ", env.rank, ": ",
+                              serve ? "could not serve the rendezvous at " : "no rank 0 answered at ",
+                              env.master_host, ":", env.master_port, " within ",
+                              options.init_timeout.count() / 1000.0, " s (", e.what(),
+                              "). Check MASTER_ADDR and MASTER_PORT, and that rank 0 runs."));
+  }
+}
+
+// Waits until all ranks have been here, and names those that have not.
+void await_all(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
+  const auto key = [](int r) { return "arrived/" + std::to_string(r); };
+  std::vector<std::string> keys;
+  for (int r = 0; r < size; ++r) keys.push_back(key(r));
+  try {
+    store.set(key(rank), std::vector<uint8_t>{1});
+    store.wait(keys, timeout);
+  } catch (const std::exception& e) {
+    std::string missing;
+    try {
+      for (int r = 0; r < size; ++r) {
+        if (!store.check({key(r)})) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+      }
+    } catch (const std::exception&) {
+      missing = "unknown: the store of rank 0 is gone";
+    }
+    throw CommError(base::str("rank ", rank, ": not all of ", size, " ranks arrived within ",
+                              timeout.count() / 1000.0, " s; missing: ", missing, " (", e.what(), ")."));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm
