@@ -56,7 +56,8 @@ std::vector<std::string> texts_of_ranks(const World& world, const std::string& t
   const at::Tensor sizes =
       gather_rows(world, at::empty({1}, at::kLong).fill_(size), "the sizes of texts");
   const int64_t longest = sizes.max().item<int64_t>();
-  at::Tensor mine = at::zeros({std::max<int64_t>(longest, 1)}, at::kByte);
+  if (longest == 0) return std::vector<std::string>(world.size());
+  at::Tensor mine = at::zeros({longest}, at::kByte);
   std::memcpy(mine.data_ptr(), text.data(), text.size());
   const at::Tensor rows = gather_rows(world, mine, "texts");
   std::vector<std::string> texts;

@@ -1,7 +1,11 @@
 #include "comm/collectives.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -76,17 +80,28 @@ int peer_from(const Group& group, int distance) {
   return (group.rank() - distance + group.size()) % group.size();
 }
 
-// out = (parts[0] + parts[1] + ...) / divisor, in that order, in out's dtype. `out` may be one of the parts.
+// out = (parts[0] + parts[1] + ...) / parts.size(), in that order, in out's dtype. `out` may be one of the parts.
 void mean_in_order(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
+  const auto ranks = static_cast<int64_t>(parts.size());
+  const bool power_of_two = (ranks & (ranks - 1)) == 0;
   const int64_t elements = out.numel();
-  const at::Tensor sum = at::empty({std::min(elements, kPieceElements)}, out.options());
+  const at::Tensor scratch = at::empty({std::min(elements, kPieceElements)}, out.options());
   for (int64_t begin = 0; begin < elements; begin += kPieceElements) {
     const int64_t size = std::min(kPieceElements, elements - begin);
-    at::Tensor piece = sum.narrow(0, 0, size);
-    piece.copy_(parts[0].narrow(0, begin, size));
-    for (size_t i = 1; i < parts.size(); ++i) piece.add_(parts[i].narrow(0, begin, size));
-    at::Tensor target = out.narrow(0, begin, size);
-    target.copy_(piece.div_(static_cast<double>(parts.size())));
+    const auto piece = [&](const at::Tensor& t) { return t.narrow(0, begin, size); };
+    at::Tensor sum = scratch.narrow(0, 0, size);
+    if (parts[0].scalar_type() == out.scalar_type()) {
+      at::add_out(sum, piece(parts[0]), piece(parts[1]));
+    } else {
+      sum.copy_(piece(parts[0])).add_(piece(parts[1]));
+    }
+    for (int64_t i = 2; i < ranks; ++i) sum.add_(piece(parts[i]));
+    at::Tensor target = piece(out);
+    if (power_of_two) {
+      at::mul_out(target, sum, at::scalar_tensor(1.0 / static_cast<double>(ranks), out.options()));  // the bits of the quotient
+    } else {
+      at::div_out(target, sum, at::scalar_tensor(static_cast<double>(ranks), out.options()));
+    }
   }
 }
 

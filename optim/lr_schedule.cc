@@ -30,9 +30,11 @@ double LrSchedule::lr(int64_t step) const {
     return base_lr * (static_cast<double>(step + 1) / static_cast<double>(warmup_steps));
   }
   if (step >= total_steps) return base_lr * min_lr_factor;
-  // Not 0 / 0: here warmup_steps <= step < total_steps.
-  const double progress =
-      static_cast<double>(step - warmup_steps) / static_cast<double>(total_steps - warmup_steps);
+  const int64_t decaying = decay_steps < 0 ? total_steps - warmup_steps : decay_steps;
+  const int64_t decay_begin = total_steps - decaying;
+  if (step < decay_begin) return base_lr;
+  // Not 0 / 0: here decay_begin <= step < total_steps.
+  const double progress = static_cast<double>(step - decay_begin) / static_cast<double>(decaying);
   return base_lr * (min_lr_factor + (1.0 - min_lr_factor) * decay(decay_type, progress));
 }
 
@@ -44,6 +46,9 @@ void LrSchedule::validate() const {
   TESSERA_CHECK_CONFIG(warmup_steps >= 0 && warmup_steps <= total_steps,
                        "warmup_steps must be between 0 and total_steps (", total_steps, "), found ",
                        warmup_steps, ".");
+  TESSERA_CHECK_CONFIG(decay_steps >= -1 && decay_steps <= total_steps - warmup_steps,
+                       "decay_steps must be -1 or between 0 and the steps after the warm-up (",
+                       total_steps - warmup_steps, "), found ", decay_steps, ".");
   TESSERA_CHECK_CONFIG(min_lr_factor >= 0.0 && min_lr_factor <= 1.0,
                        "min_lr_factor must be between 0 and 1, found ", min_lr_factor, ".");
 }

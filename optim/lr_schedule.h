@@ -7,13 +7,12 @@
 //   adamw.set_lr(schedule.lr(step));  adamw.step();
 //
 //   lr
-//   peak |      .--.                  warm-up  step 0 already trains, at peak / warmup_steps; the
-//   last warm-up step,
-//        |    /      `.                        warmup_steps - 1, is at the peak
-//        |  /          `.             decay    from the peak at step warmup_steps to the minimum at
-//        step total_steps
-//   min  |/              `--------    after    stays at the minimum
-//        +-------------------------- step
+//   peak |      .-----.            warm-up    step 0 already trains, at peak / warmup_steps; the
+//        |    /        `.                     last warm-up step, warmup_steps - 1, is at the peak
+//        |  /            `.         constant  until total_steps - decay_steps
+//   min  |/                `-----   decay     to the minimum at step total_steps
+//        +------------------------  after     stays at the minimum
+//                            step
 //
 // C++ only: no torch.
 
@@ -30,6 +29,7 @@ struct LrSchedule {
   double base_lr = 1e-3;  // the peak
   int64_t warmup_steps = 0;
   int64_t total_steps = 0;  // steps of the whole run, warm-up included; must be set
+  int64_t decay_steps = -1;  // the last ones; -1: all after the warm-up
   DecayType decay_type = DecayType::kCosine;
   double min_lr_factor = 0.0;  // the minimum as a part of the peak
 

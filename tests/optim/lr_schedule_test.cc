@@ -14,7 +14,7 @@ namespace tessera::optim {
 namespace {
 
 LrSchedule schedule(int64_t warmup, int64_t total, DecayType type, double min_factor) {
-  return {1.0, warmup, total, type, min_factor};
+  return {1.0, warmup, total, /*decay_steps=*/-1, type, min_factor};
 }
 
 // PyTorch 2.11: SequentialLR([LinearLR(start_factor=1e-3, total_iters=4),
@@ -48,6 +48,20 @@ TEST(LrSchedule, DecaysLinearly) {
   for (size_t i = 0; i < table.size(); ++i) {
     EXPECT_DOUBLE_EQ(linear.lr(static_cast<int64_t>(i)), table[i]) << "step " << i;
   }
+}
+
+TEST(LrSchedule, StaysAtThePeakUntilTheDecaySteps) {
+  LrSchedule wsd = schedule(4, 20, DecayType::kLinear, 0.0);
+  wsd.decay_steps = 5;
+  for (int64_t step = 3; step <= 15; ++step) EXPECT_EQ(wsd.lr(step), 1.0) << step;
+  EXPECT_NEAR(wsd.lr(16), 0.8, 1e-15);
+  EXPECT_NEAR(wsd.lr(19), 0.2, 1e-15);
+  EXPECT_EQ(wsd.lr(20), 0.0);
+  wsd.decay_steps = 0;
+  EXPECT_EQ(wsd.lr(19), 1.0);
+  EXPECT_EQ(wsd.lr(20), 0.0);
+  wsd.decay_steps = 17;  // one more than there are after the warm-up
+  EXPECT_THROW(wsd.lr(0), ConfigError);
 }
 
 TEST(LrSchedule, WithoutWarmUpStartsAtThePeak) {
