@@ -15,6 +15,7 @@
 #include "apps/flops.h"
 #include "apps/llama.h"
 #include "apps/sampling.h"
+#include "base/allocator.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/agreement.h"
@@ -130,6 +131,7 @@ void print_sample(const JobConfig& config, const comm::World& world, Llama model
 }  // namespace
 
 int run_train(const JobConfig& config) {
+  base::keep_freed_memory();
   comm::Options comm_options;
   comm_options.init_timeout = std::chrono::seconds(config.comm.init_timeout_seconds);
   comm_options.train_timeout = std::chrono::seconds(config.comm.train_timeout_seconds);

@@ -9,35 +9,29 @@
 #include <cstring>
 #include <exception>
 #include <sstream>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/error.h"
+#include "comm/exchange.h"
 
 namespace tessera::comm {
 namespace {
-
-template <typename Start>
-void run(const World& world, const char* what, Start start) {
-  try {
-    start(world.host().backend())->wait(world.host().timeout());
-  } catch (const std::exception& e) {
-    throw CommError(base::str("rank ", world.rank(), ": agreement of all ranks on ", what, " failed: ", e.what(),
-                              ". A rank has ended or is late; see the output of the others."));
-  }
-}
 
 bool is_local(const World& world) {
   return world.host().path() == Group::Path::kNone || world.is_fake();
 }
 
 // Row r: rank r's `mine`. Shapes: mine: [N] on every rank.
-at::Tensor gather_rows(const World& world, const at::Tensor& mine, const char* what) {
-  std::vector<at::Tensor> inputs{mine};
-  std::vector<std::vector<at::Tensor>> outputs(1);
+at::Tensor gather_rows(const World& world, const at::Tensor& mine, const char* subject) {
+  const std::string what = base::str("agreement on ", subject);
+  Group& host = world.host();
   const at::Tensor rows = at::empty({world.size(), mine.numel()}, mine.options());
-  for (int r = 0; r < world.size(); ++r) outputs[0].push_back(rows.select(0, r));
-  run(world, what, [&](c10d::Backend& host) { return host.allgather(outputs, inputs); });
-  for (int r = 0; r < world.size(); ++r) rows.select(0, r).copy_(outputs[0][r]);
+  rows.select(0, world.rank()).copy_(mine);
+  Exchange exchange(host, what);
+  for (int d = 1; d < host.size(); ++d) {
+    exchange.receive(rows.select(0, peer_from(host, d)), peer_from(host, d));
+  }
+  for (int d = 1; d < host.size(); ++d) exchange.send(mine, peer_to(host, d));
+  exchange.wait_all();
   return rows;
 }
 
@@ -77,6 +71,9 @@ void all_or_none(const World& world, const std::function<void()>& work) {
     mine = std::current_exception();
     message = e.what();
     if (message.empty()) message = "unknown error";
+  } catch (...) {
+    mine = std::current_exception();
+    message = "an exception that is no std::exception";
   }
   const std::vector<std::string> messages = texts_of_ranks(world, message);
   if (mine) std::rethrow_exception(mine);
@@ -94,7 +91,8 @@ void check_same(const World& world, const std::string& what, const std::string& 
     size_t i = 0;
     while (i < first.size() && i < other.size() && first[i] == other[i]) ++i;
     throw ConfigError(base::str("the ranks disagree on ", what, ": rank 0 has ",
-                                i < first.size() ? "'" + first[i] + "'" : std::string("nothing"), " where rank ", r, " has ",
+                                i < first.size() ? "'" + first[i] + "'" : std::string("nothing"),
+                                " where rank ", r, " has ",
                                 i < other.size() ? "'" + other[i] + "'" : std::string("nothing"),
                                 ". Give every rank the same model and options."));
   }
@@ -119,12 +117,11 @@ double sum_over_ranks(const World& world, double value) {
 
 void any_over_ranks(const World& world, std::vector<uint8_t>& flags) {
   if (is_local(world) || flags.empty()) return;
-  std::vector<at::Tensor> list{
-      at::from_blob(flags.data(), {static_cast<int64_t>(flags.size())}, at::kByte)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MAX;
-  run(world, "which parameters were used",
-      [&](c10d::Backend& host) { return host.allreduce(list, options); });
+  const auto size = static_cast<int64_t>(flags.size());
+  const at::Tensor mine = at::from_blob(flags.data(), {size}, at::kByte).clone();
+  const at::Tensor rows = gather_rows(world, mine, "which parameters were used");
+  const at::Tensor any = rows.amax(0);
+  std::copy_n(any.data_ptr<uint8_t>(), flags.size(), flags.begin());
 }
 
 }  // namespace tessera::comm

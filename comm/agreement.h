@@ -1,11 +1,12 @@
 #ifndef COMM_AGREEMENT_H_
 #define COMM_AGREEMENT_H_
 
-// Small agreements of all ranks, over the host group. A rank that finds a fault must not throw alone before a
-// collective, or the others hang: it brings its fault here, and all ranks throw.
+// Small agreements of all ranks, over the host group. A rank that finds a fault must not throw
+// alone before a collective, or the others hang: it brings its fault here, and all ranks throw.
 //
 // Collective: every function here; all ranks, in the same order.
-// Errors:     CommError when a peer is gone.
+// Cost:       one message from every rank to every other; the memory of all ranks' contributions.
+// Errors:     CommError that names the peer when one is gone or late.
 
 #include <cstdint>
 #include <functional>
@@ -16,13 +17,15 @@
 
 namespace tessera::comm {
 
-// Runs `work` on every rank, then compares: when it threw anywhere, every rank throws. The rank that failed throws its
-// own exception again; the others a ConfigError with the first failing rank's message.
+// Runs `work` on every rank, then compares: when it threw anywhere, every rank throws. The rank
+// that failed throws its own exception again; the others a ConfigError with the first failing
+// rank's message.
 //
 // Requires: `work` calls no collective that a rank which threw before it would miss.
 void all_or_none(const World& world, const std::function<void()>& work);
 
-// Errors: ConfigError on all ranks, naming the first rank whose `value` differs from rank 0's and the first line in
+// Errors: ConfigError on all ranks, naming the first rank whose `value` differs from rank 0's and
+// the first line in
 //         which it does, when not all ranks bring the same text.
 void check_same(const World& world, const std::string& what, const std::string& value);
 

@@ -1,11 +1,6 @@
 #include "comm/collectives.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/div.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -13,95 +8,56 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "comm/exchange.h"
+#include "comm/rank_mean.h"
+#include "comm/tensor_part.h"
 
 namespace tessera::comm {
 namespace {
 
 using Path = Group::Path;
 
-// Sums are taken in pieces that stay in the second-level cache, so that W operands are read once from memory.
-constexpr int64_t kPieceElements = 1 << 15;
-
-[[noreturn]] void fail(const Group& group, const std::string& what, int peer, const char* reason) {
-  throw CommError(base::str(
-      "rank ", group.rank(), ": ", what, peer >= 0 ? base::str(" with rank ", peer) : "", " failed: ",
-      reason, ". ", peer >= 0 ? base::str("Rank ", peer) : std::string("A rank"),
-      " has ended, is later than the time limit of ", group.timeout().count() / 1000.0,
-      " s, or runs other modules than this rank; see its output. Restart from a checkpoint."));
+// Large parts travel as messages of this size, so that one is added, and its mean sent on, while
+// the next is on its way and what was received is still in the cache.
+constexpr int64_t kMessageElements = 1 << 20;
+// The parts of [0, elements) that travel as one message each.
+std::vector<base::Interval> messages_of(int64_t elements) {
+  std::vector<base::Interval> messages;
+  for (int64_t begin = 0; begin < elements; begin += kMessageElements) {
+    messages.push_back({begin, std::min(begin + kMessageElements, elements)});
+  }
+  return messages;
 }
 
-// The messages of one exchange. Receives are posted first so that no sender waits for a buffer.
-class Exchange {
- public:
-  Exchange(Group& group, const std::string& what)
-      : group_(group), what_(what), tag_(group.next_tag()) {}
-
-  void receive(const at::Tensor& into, int peer) {
-    post(peer, [&](std::vector<at::Tensor>& list) {
-      return group_.backend().recv(list, peer, tag_);
-    }, into);
-  }
-  void send(const at::Tensor& from, int peer) {
-    post(peer, [&](std::vector<at::Tensor>& list) {
-      return group_.backend().send(list, peer, tag_);
-    }, from);
-  }
-  void wait() {
-    for (auto& [peer, work] : works_) {
-      try {
-        work->wait(group_.timeout());
-      } catch (const std::exception& e) {
-        fail(group_, what_, peer, e.what());
-      }
+// Sends each peer its slot of this rank's values and receives theirs of this rank's slot. Each
+// message's mean goes to `out` as soon as it can be taken, and the message then to `done`.
+template <typename Slot, typename Done>
+void scatter_mean(Exchange& exchange, const Group& group, Slot slot, const at::Tensor& out,
+                  const at::Tensor& scratch, Done done) {
+  const at::Tensor mine = slot(group.rank());
+  const std::vector<base::Interval> messages = messages_of(mine.numel());
+  const auto from = [&](int distance, base::Interval message) {
+    return part(scratch, base::shift(message, (distance - 1) * mine.numel()));
+  };
+  for (size_t m = 0; m < messages.size(); ++m) {
+    for (int d = 1; d < group.size(); ++d) {
+      exchange.receive(from(d, messages[m]), peer_from(group, d), static_cast<int64_t>(m));
     }
   }
-
- private:
-  template <typename Start>
-  void post(int peer, Start start, const at::Tensor& tensor) {
-    if (tensor.numel() == 0) return;
-    std::vector<at::Tensor> list{tensor};
-    try {
-      works_.emplace_back(peer, start(list));
-    } catch (const std::exception& e) {
-      fail(group_, what_, peer, e.what());
+  for (int d = 1; d < group.size(); ++d) {
+    const at::Tensor theirs = slot(peer_to(group, d));
+    const std::vector<base::Interval> their_messages = messages_of(theirs.numel());
+    for (size_t m = 0; m < their_messages.size(); ++m) {
+      exchange.send(part(theirs, their_messages[m]), peer_to(group, d), static_cast<int64_t>(m));
     }
   }
-
-  Group& group_;
-  const std::string& what_;
-  int tag_;
-  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> works_;
-};
-
-// Peers in an order in which at any time each rank receives from one rank only.
-int peer_to(const Group& group, int distance) { return (group.rank() + distance) % group.size(); }
-int peer_from(const Group& group, int distance) {
-  return (group.rank() - distance + group.size()) % group.size();
-}
-
-// out = (parts[0] + parts[1] + ...) / parts.size(), in that order, in out's dtype. `out` may be one of the parts.
-void mean_in_order(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
-  const auto ranks = static_cast<int64_t>(parts.size());
-  const bool power_of_two = (ranks & (ranks - 1)) == 0;
-  const int64_t elements = out.numel();
-  const at::Tensor scratch = at::empty({std::min(elements, kPieceElements)}, out.options());
-  for (int64_t begin = 0; begin < elements; begin += kPieceElements) {
-    const int64_t size = std::min(kPieceElements, elements - begin);
-    const auto piece = [&](const at::Tensor& t) { return t.narrow(0, begin, size); };
-    at::Tensor sum = scratch.narrow(0, 0, size);
-    if (parts[0].scalar_type() == out.scalar_type()) {
-      at::add_out(sum, piece(parts[0]), piece(parts[1]));
-    } else {
-      sum.copy_(piece(parts[0])).add_(piece(parts[1]));
-    }
-    for (int64_t i = 2; i < ranks; ++i) sum.add_(piece(parts[i]));
-    at::Tensor target = piece(out);
-    if (power_of_two) {
-      at::mul_out(target, sum, at::scalar_tensor(1.0 / static_cast<double>(ranks), out.options()));  // the bits of the quotient
-    } else {
-      at::div_out(target, sum, at::scalar_tensor(static_cast<double>(ranks), out.options()));
-    }
+  std::vector<at::Tensor> parts(group.size());
+  for (size_t m = 0; m < messages.size(); ++m) {
+    exchange.wait_received(group.size() - 1);
+    parts[group.rank()] = part(mine, messages[m]);
+    for (int d = 1; d < group.size(); ++d) parts[peer_from(group, d)] = from(d, messages[m]);
+    mean_in_rank_order(part(out, messages[m]), parts);
+    done(messages[m], static_cast<int64_t>(m));
   }
 }
 
@@ -111,21 +67,22 @@ void run_native(Group& group, const std::string& what, Start start) {
   try {
     start()->wait(group.timeout());
   } catch (const std::exception& e) {
-    fail(group, what, -1, e.what());
+    throw_comm_error(group, what, -1, e);
   }
 }
 
 }  // namespace
 
 void all_gather_in_place(Group& group, const at::Tensor& flat, const std::string& what) {
-  const int64_t part = flat.numel() / group.size();
-  const auto slot = [&](int rank) { return flat.narrow(0, rank * part, part); };
+  const int64_t size = flat.numel() / group.size();
+  const auto slot = [&](int rank) { return flat.narrow(0, rank * size, size); };
   if (group.path() == Path::kNone) return;
   if (group.path() == Path::kDirect) {
     Exchange exchange(group, what);
-    for (int d = 1; d < group.size(); ++d) exchange.receive(slot(peer_from(group, d)), peer_from(group, d));
+    for (int d = 1; d < group.size(); ++d)
+      exchange.receive(slot(peer_from(group, d)), peer_from(group, d));
     for (int d = 1; d < group.size(); ++d) exchange.send(slot(group.rank()), peer_to(group, d));
-    exchange.wait();
+    exchange.wait_all();
     return;
   }
   at::Tensor output = flat;
@@ -135,25 +92,17 @@ void all_gather_in_place(Group& group, const at::Tensor& flat, const std::string
 
 void reduce_scatter_mean(Group& group, const at::Tensor& full, const at::Tensor& out,
                          const at::Tensor& scratch, const std::string& what) {
-  const int64_t part = out.numel();
-  const auto slot = [&](int rank) { return full.narrow(0, rank * part, part); };
+  const int64_t size = out.numel();
+  const auto slot = [&](int rank) { return full.narrow(0, rank * size, size); };
   if (group.path() == Path::kNone) {
     at::Tensor target = out;
     target.copy_(full);
     return;
   }
   if (group.path() == Path::kDirect) {
-    Exchange exchange(group, what);
-    std::vector<at::Tensor> parts(group.size());
-    parts[group.rank()] = slot(group.rank());
-    for (int d = 1; d < group.size(); ++d) {
-      const int peer = peer_from(group, d);
-      parts[peer] = scratch.narrow(0, (d - 1) * part, part);
-      exchange.receive(parts[peer], peer);
-    }
-    for (int d = 1; d < group.size(); ++d) exchange.send(slot(peer_to(group, d)), peer_to(group, d));
-    exchange.wait();
-    mean_in_order(out, parts);
+    Exchange exchange(group, what, static_cast<int64_t>(messages_of(size).size()));
+    scatter_mean(exchange, group, slot, out, scratch, [](base::Interval, int64_t) {});
+    exchange.wait_all();
     return;
   }
   at::Tensor output = out;
@@ -162,7 +111,8 @@ void reduce_scatter_mean(Group& group, const at::Tensor& full, const at::Tensor&
   options.reduceOp = c10d::ReduceOp::AVG;
   TESSERA_CHECK(out.scalar_type() == full.scalar_type(), "native reduce-scatter of ", full.dtype(),
                 " into ", out.dtype(), ".");
-  run_native(group, what, [&] { return group.backend()._reduce_scatter_base(output, input, options); });
+  run_native(group, what,
+             [&] { return group.backend()._reduce_scatter_base(output, input, options); });
 }
 
 int64_t reduce_scatter_scratch_parts(const Group& group) {
@@ -179,27 +129,29 @@ void all_reduce_mean(Group& group, const at::Tensor& flat, const at::Tensor& scr
     run_native(group, what, [&] { return group.backend().allreduce(list, options); });
     return;
   }
-  // A reduce-scatter of parts that differ by at most one element, then an all-gather of the means.
+  if (flat.numel() == 0) return;  // `scratch` may be undefined.
+  // A reduce-scatter of parts that differ by at most one element, and an all-gather of the means.
   const auto slot = [&](int rank) {
-    const base::Interval part = base::even_part(flat.numel(), group.size(), rank);
-    return flat.narrow(0, part.begin, part.size());
+    return part(flat, base::even_part(flat.numel(), group.size(), rank));
   };
+  const auto most =
+      static_cast<int64_t>(messages_of(base::ceil_div(flat.numel(), group.size())).size());
+  Exchange scatter(group, what, most);
+  Exchange gather(group, what, most);
   const at::Tensor mine = slot(group.rank());
-  Exchange scatter(group, what);
-  std::vector<at::Tensor> parts(group.size());
-  parts[group.rank()] = mine;
+  scatter_mean(scatter, group, slot, mine, scratch, [&](base::Interval message, int64_t m) {
+    for (int d = 1; d < group.size(); ++d) gather.send(part(mine, message), peer_to(group, d), m);
+  });
+  // A peer's means go where this rank's values for it were: those must have left.
+  scatter.wait_all();
   for (int d = 1; d < group.size(); ++d) {
-    const int peer = peer_from(group, d);
-    parts[peer] = scratch.narrow(0, (d - 1) * mine.numel(), mine.numel());
-    scatter.receive(parts[peer], peer);
+    const at::Tensor theirs = slot(peer_from(group, d));
+    const std::vector<base::Interval> messages = messages_of(theirs.numel());
+    for (size_t m = 0; m < messages.size(); ++m) {
+      gather.receive(part(theirs, messages[m]), peer_from(group, d), static_cast<int64_t>(m));
+    }
   }
-  for (int d = 1; d < group.size(); ++d) scatter.send(slot(peer_to(group, d)), peer_to(group, d));
-  scatter.wait();
-  mean_in_order(mine, parts);
-  Exchange gather(group, what);
-  for (int d = 1; d < group.size(); ++d) gather.receive(slot(peer_from(group, d)), peer_from(group, d));
-  for (int d = 1; d < group.size(); ++d) gather.send(mine, peer_to(group, d));
-  gather.wait();
+  gather.wait_all();
 }
 
 int64_t all_reduce_scratch_elements(const Group& group, int64_t elements) {

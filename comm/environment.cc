@@ -33,18 +33,20 @@ int integer(const Lookup& lookup, const std::string& name, int low, int high,
             std::optional<int> otherwise = std::nullopt) {
   const std::optional<std::string> text = lookup(name);
   if (!text) {
-    TESSERA_CHECK_CONFIG(otherwise.has_value(), "environment variable ", name,
-                         " is not set, though RANK or WORLD_SIZE is. A launcher sets RANK, WORLD_SIZE, MASTER_ADDR "
-                         "and MASTER_PORT together: start the ranks with `tessera launch` or torchrun, or unset "
-                         "RANK and WORLD_SIZE to run one process alone.");
+    TESSERA_CHECK_CONFIG(
+        otherwise.has_value(), "environment variable ", name,
+        " is not set, though RANK or WORLD_SIZE is. A launcher sets RANK, WORLD_SIZE, MASTER_ADDR "
+        "and MASTER_PORT together: start the ranks with `tessera launch` or torchrun, or unset "
+        "RANK and WORLD_SIZE to run one process alone.");
     return *otherwise;
   }
   char* end = nullptr;
   errno = 0;
   const long value = std::strtol(text->c_str(), &end, 10);
-  TESSERA_CHECK_CONFIG(errno == 0 && !text->empty() && *end == '\0' && value >= low && value <= high,
-                       "environment variable ", name, "='", *text, "': expected a whole number from ",
-                       low, " to ", high, ".");
+  TESSERA_CHECK_CONFIG(
+      errno == 0 && !text->empty() && *end == '\0' && value >= low && value <= high,
+      "environment variable ", name, "='", *text, "': expected a whole number from ", low, " to ",
+      high, ".");
   return static_cast<int>(value);
 }
 
@@ -61,9 +63,10 @@ Environment read_torchrun(const Lookup& lookup) {
   env.store_is_served = lookup("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   if (env.size == 1) return env;  // Nobody to meet.
   const std::optional<std::string> host = lookup("MASTER_ADDR");
-  TESSERA_CHECK_CONFIG(host && !host->empty(), "environment variable WORLD_SIZE=", env.size,
-                       " but MASTER_ADDR is not set: expected the host of rank 0, where the ranks meet. Start the "
-                       "ranks with `tessera launch` or torchrun, or set MASTER_ADDR and MASTER_PORT.");
+  TESSERA_CHECK_CONFIG(
+      host && !host->empty(), "environment variable WORLD_SIZE=", env.size,
+      " but MASTER_ADDR is not set: expected the host of rank 0, where the ranks meet. Start the "
+      "ranks with `tessera launch` or torchrun, or set MASTER_ADDR and MASTER_PORT.");
   env.master_host = *host;
   env.master_port = integer(lookup, "MASTER_PORT", 1, 65535);
   return env;

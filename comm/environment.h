@@ -1,8 +1,9 @@
 #ifndef COMM_ENVIRONMENT_H_
 #define COMM_ENVIRONMENT_H_
 
-// Who this process is among the ranks of a run, as the environment that started it says. Each kind of environment is
-// one row of a table in environment.cc; the first row that recognises the variables reads them. No torch.
+// Who this process is among the ranks of a run, as the environment that started it says. Each kind
+// of environment is one row of a table in environment.cc; the first row that recognises the
+// variables reads them. No torch.
 
 #include <functional>
 #include <optional>
@@ -18,7 +19,8 @@ struct Environment {
   int local_size = 1;
   std::string master_host;  // empty when size == 1 and none is set
   int master_port = 0;
-  bool store_is_served = false;  // the launcher itself serves the TCPStore: rank 0 connects as a client too
+  bool store_is_served =
+      false;  // the launcher itself serves the TCPStore: rank 0 connects as a client too
   std::string run_id = "none";
   int restart = 0;  // how often the launcher has restarted the ranks of this run
 };

@@ -6,8 +6,8 @@
 namespace tessera::comm {
 namespace {
 
-// c10d's fake copies the input into every rank's part of an all-gather, one call per rank: a millisecond at 512 ranks.
-// Here a gather moves nothing, as its other collectives.
+// c10d's fake copies the input into every rank's part of an all-gather, one call per rank: a
+// millisecond at 512 ranks. Here a gather moves nothing, as its other collectives.
 class QuietGroup : public c10d::FakeProcessGroup {
  public:
   QuietGroup(int rank, int size) : FakeProcessGroup(rank, size, c10::make_intrusive<Options>()) {}

@@ -1,7 +1,8 @@
 #ifndef COMM_FAKE_H_
 #define COMM_FAKE_H_
 
-// Makes c10d's fake group. The only file that includes its header, which includes one of the Python bindings.
+// Makes c10d's fake group. The only file that includes its header, which includes one of the Python
+// bindings.
 
 #include <c10/util/intrusive_ptr.h>
 

@@ -8,11 +8,11 @@
 namespace tessera::comm {
 namespace {
 
-// [Note: flight recorder] Every Gloo collective goes into c10d's flight recorder, one object per process that is made
-// with the first one. In LibTorch 2.11 it looks groups up in a map without its lock, and two groups that are used by two
-// threads (our gather and reduce streams) can corrupt the map and then spin for ever. So the recorder of Gloo is made
-// with no entries, which turns it off; unless the user sets its variables. The recorder of NCCL is another object, made
-// later.
+// [Note: flight recorder] Every Gloo collective goes into c10d's flight recorder, one object per
+// process that is made with the first one. In LibTorch 2.11 it looks groups up in a map without its
+// lock, and two groups that are used by two threads (our gather and reduce streams) can corrupt the
+// map and then spin for ever. So the recorder of Gloo is made with no entries, which turns it off;
+// unless the user sets its variables. The recorder of NCCL is another object, made later.
 class RecorderOff {
  public:
   RecorderOff() : set_(std::getenv(kName) == nullptr && std::getenv(kOtherName) == nullptr) {
@@ -52,7 +52,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(c10::intrusive_ptr<c10d::Store> stor
                                  ? ProcessGroupGloo::createDeviceForInterface(interface)
                                  : ProcessGroupGloo::createDefaultDevice());
   options->threads = 1;  // A group is used by one thread at a time.
-  auto group = c10::make_intrusive<ProcessGroupGloo>(std::move(store), rank, size, std::move(options));
+  auto group =
+      c10::make_intrusive<ProcessGroupGloo>(std::move(store), rank, size, std::move(options));
   // A rank that leaves at once must not close its sockets while others still connect to it.
   start_barrier(*group)->wait(timeout);
   return group;

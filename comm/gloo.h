@@ -1,7 +1,8 @@
 #ifndef COMM_GLOO_H_
 #define COMM_GLOO_H_
 
-// Makes Gloo groups. The only file that includes Gloo's headers, which the wheel of LibTorch does not have.
+// Makes Gloo groups. The only file that includes Gloo's headers, which the wheel of LibTorch does
+// not have.
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -14,7 +15,8 @@ class Store;
 
 namespace tessera::comm {
 
-// Connects every rank with every other. Uses the interface named by GLOO_SOCKET_IFNAME, else that of the host's name.
+// Connects every rank with every other. Uses the interface named by GLOO_SOCKET_IFNAME, else that
+// of the host's name.
 //
 // Collective: yes; the ranks meet in `store`, under keys of their own (prefix it per group).
 // Errors:     what c10d throws when a peer does not arrive within `timeout`.

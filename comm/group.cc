@@ -20,10 +20,13 @@ Group::Group(std::string name, c10::intrusive_ptr<c10d::Backend> backend, Path p
 
 Group::~Group() = default;
 
-int Group::next_tag() {
-  // Gloo takes tags below 2^31; two exchanges 2^30 apart are never under way together.
-  next_tag_ = (next_tag_ + 1) & 0x3fffffff;
-  return next_tag_;
+int Group::next_tags(int64_t count) {
+  // Exchanges a million messages apart are never under way together.
+  constexpr int64_t kEnd = int64_t{1} << kTagBits;
+  if (next_tag_ + count > kEnd) next_tag_ = 0;
+  const auto first = static_cast<int>(next_tag_);
+  next_tag_ += count;
+  return first;
 }
 
 }  // namespace tessera::comm

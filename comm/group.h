@@ -1,11 +1,12 @@
 #ifndef COMM_GROUP_H_
 #define COMM_GROUP_H_
 
-// A Group is a c10d backend with what a collective on it needs beside it: a name for messages, a time limit, and the
-// tag of the next exchange. Not an interface over c10d: collectives use backend() itself.
+// A Group is a c10d backend with what a collective on it needs beside it: a name for messages, a
+// time limit, and the tag of the next exchange. Not an interface over c10d: collectives use
+// backend() itself.
 //
-// All ranks issue the collectives of one group in one order. A rank uses a group from one thread at a time; collectives
-// that overlap with compute go through stream().
+// All ranks issue the collectives of one group in one order. A rank uses a group from one thread at
+// a time; collectives that overlap with compute go through stream().
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -23,8 +24,8 @@ namespace tessera::comm {
 
 class Group {
  public:
-  // How a collective travels: kNone in a world of one, kDirect by sends and receives between the ranks (Gloo),
-  // kNative by the backend's own collectives (NCCL, the fake group).
+  // How a collective travels: kNone in a world of one, kDirect by sends and receives between the
+  // ranks (Gloo), kNative by the backend's own collectives (NCCL, the fake group).
   enum class Path { kNone, kDirect, kNative };
 
   // Without communication: the only rank of a world of one.
@@ -43,11 +44,15 @@ class Group {
   // Requires: path() != kNone.
   c10d::Backend& backend() const { return *backend_; }
 
-  // Where the group's overlapped collectives run, one after the other: a worker thread on kDirect, else inline.
+  // Where the group's overlapped collectives run, one after the other: a worker thread on kDirect,
+  // else inline.
   Stream& stream() { return stream_; }
 
-  // Tags order the messages of successive collectives; all ranks count alike because they issue alike.
-  int next_tag();
+  // The first of `count` tags that no exchange under way uses. Tags keep the messages of successive
+  // collectives apart; all ranks count alike because they issue alike. Requires: count <
+  // 2^kTagBits. See [Note: tags].
+  int next_tags(int64_t count);
+  static constexpr int kTagBits = 20;
 
  private:
   std::string name_;
@@ -56,7 +61,7 @@ class Group {
   int rank_ = 0;
   int size_ = 1;
   std::chrono::milliseconds timeout_{0};
-  int next_tag_ = 0;
+  int64_t next_tag_ = 0;
   Stream stream_;  // last: its thread ends before what it uses goes
 };
 

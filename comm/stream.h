@@ -1,11 +1,13 @@
 #ifndef COMM_STREAM_H_
 #define COMM_STREAM_H_
 
-// A Stream runs closures one after the other beside the thread that computes: a copy-in, a collective, a sum. On CPU it
-// is a worker thread (kWorker), or nothing at all (kInline: run() returns when the closure has; for worlds that do not
-// communicate, and as the synchronous reference). The closure must hold every tensor it uses, by value.
+// A Stream runs closures one after the other beside the thread that computes: a copy-in, a
+// collective, a sum. On CPU it is a worker thread (kWorker), or nothing at all (kInline: run()
+// returns when the closure has; for worlds that do not communicate, and as the synchronous
+// reference). The closure must hold every tensor it uses, by value.
 //
-// Stream: run() returns at once under kWorker; the host waits only in Event::wait() and in the destructor.
+// Stream: run() returns at once under kWorker; the host waits only in Event::wait() and in the
+// destructor.
 
 #include <exception>
 #include <functional>
@@ -20,7 +22,8 @@ class Event {
   Event() = default;
   bool done() const;
   // Returns when the closure has ended.
-  // Errors: what the closure threw; or, when a closure before it on the stream threw, the same error.
+  // Errors: what the closure threw; or, when a closure before it on the stream threw, the same
+  // error.
   void wait() const;
 
   struct State;
@@ -40,8 +43,8 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // After a closure threw, the stream is broken: its group cannot be used again, and later closures are not run but
-  // give the same error.
+  // After a closure threw, the stream is broken: its group cannot be used again, and later closures
+  // are not run but give the same error.
   Event run(std::function<void()> closure);
 
  private:

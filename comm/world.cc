@@ -1,9 +1,11 @@
 #include "comm/world.h"
 
 #include <netdb.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -12,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/exchange.h"
 #include "comm/fake.h"
 #include "comm/gloo.h"
 
@@ -41,9 +44,19 @@ std::shared_ptr<World::Groups> groups_of_one() {
   return groups;
 }
 
+// Gloo and the store write to sockets without MSG_NOSIGNAL: a write to a peer that has died would end this process by
+// SIGPIPE, without a word, before the error could be raised that names the peer. A handler of the user's stays.
+void ignore_broken_pipes() {
+  struct sigaction action {};
+  if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, nullptr);
+}
+
 std::shared_ptr<World::Groups> connect_groups(c10::intrusive_ptr<c10d::Store> store, int rank,
                                               int size, const Options& options) {
   if (size == 1) return groups_of_one();
+  ignore_broken_pipes();
   await_all(*store, rank, size, options.init_timeout);
   auto groups = std::make_shared<World::Groups>();
   groups->rank = rank;
@@ -56,7 +69,7 @@ std::shared_ptr<World::Groups> connect_groups(c10::intrusive_ptr<c10d::Store> st
                                      Group::Path::kDirect, options.train_timeout);
     } catch (const std::exception& e) {
       throw CommError(base::str("rank ", rank, ": could not connect the ", name, " group of ", size,
-                                " ranks: ", e.what(),
+                                " ranks: ", reason_of(e),
                                 ". Set GLOO_SOCKET_IFNAME when the hosts have several networks."));
     }
   };
@@ -82,7 +95,7 @@ void World::barrier() const {
   try {
     host().backend().barrier()->wait(host().timeout());
   } catch (const std::exception& e) {
-    throw CommError(base::str("rank ", rank(), ": barrier failed: ", e.what()));
+    throw CommError(base::str("rank ", rank(), ": barrier failed: ", reason_of(e)));
   }
 }
 
@@ -91,9 +104,13 @@ World init(const Options& options) { return init(detect_environment(), options);
 World init(const Environment& env, const Options& options) {
   base::set_log_rank(env.size > 1 ? env.rank : -1);
   if (env.size == 1) return World(groups_of_one());
-  // Keys of another run, or of this run before a restart, are never read: a launcher may keep one store for all.
+  // Also a second world of one process has keys of its own.
+  static std::atomic<int> worlds_made{0};
+  // Keys of another run, or of this run before a restart, are never read: a launcher may keep one
+  // store for all.
   auto store = c10::make_intrusive<c10d::PrefixStore>(
-      base::str("tessera/", env.run_id, "/", env.restart), open_store(env, options));
+      base::str("tessera/", env.run_id, "/", env.restart, "/", worlds_made++),
+      open_store(env, options));
   auto groups = connect_groups(store, env.rank, env.size, options);
   groups->local_rank = env.local_rank;
   return World(std::move(groups));
@@ -144,12 +161,15 @@ bool port_is_taken(const Environment& env) {
   return taken;
 }
 
-// Rank 0 serves the store (unless the launcher does); the others connect, with back-off, until init_timeout.
+// Rank 0 serves the store (unless the launcher does); the others connect, with back-off, until
+// init_timeout.
 c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const Options& options) {
   const bool serve = env.rank == 0 && !env.store_is_served;
-  // Asked before the store tries, since c10d retries and logs at length; the store's own bind decides.
-  TESSERA_CHECK_CONFIG(!serve || !port_is_taken(env), "rank 0 cannot listen at ", env.master_host, ":",
-                       env.master_port, ": the port is in use by another process. Set MASTER_PORT to a free port "
+  // Asked before the store tries, since c10d retries and logs at length; the store's own bind
+  // decides.
+  TESSERA_CHECK_CONFIG(!serve || !port_is_taken(env), "rank 0 cannot listen at ", env.master_host,
+                       ":", env.master_port,
+                       ": the port is in use by another process. Set MASTER_PORT to a free port "
                        "(`tessera launch` without --master-port chooses one).");
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<std::uint16_t>(env.master_port);
@@ -159,11 +179,11 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const Options
   try {
     return c10::make_intrusive<c10d::TCPStore>(env.master_host, store_options);
   } catch (const std::exception& e) {
-    throw CommError(base::str("rank ", env.rank, ": ",
-                              serve ? "could not serve the rendezvous at " : "no rank 0 answered at ",
-                              env.master_host, ":", env.master_port, " within ",
-                              options.init_timeout.count() / 1000.0, " s (", e.what(),
-                              "). Check MASTER_ADDR and MASTER_PORT, and that rank 0 runs."));
+    throw CommError(base::str(
+        "rank ", env.rank, ": ",
+        serve ? "could not serve the rendezvous at " : "no rank 0 answered at ", env.master_host,
+        ":", env.master_port, " within ", options.init_timeout.count() / 1000.0, " s (",
+        reason_of(e), "). Check MASTER_ADDR and MASTER_PORT, and that rank 0 runs."));
   }
 }
 
@@ -185,7 +205,8 @@ void await_all(c10d::Store& store, int rank, int size, std::chrono::milliseconds
       missing = "unknown: the store of rank 0 is gone";
     }
     throw CommError(base::str("rank ", rank, ": not all of ", size, " ranks arrived within ",
-                              timeout.count() / 1000.0, " s; missing: ", missing, " (", e.what(), ")."));
+                              timeout.count() / 1000.0, " s; missing: ", missing, " (",
+                              reason_of(e), ")."));
   }
 }
 

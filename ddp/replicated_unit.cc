@@ -10,29 +10,21 @@
 #include "base/error.h"
 #include "base/math.h"
 #include "comm/collectives.h"
+#include "comm/tensor_part.h"
 
 namespace tessera::ddp {
 namespace {
 
 using base::Interval;
+using comm::part;
 using engine::Bytes;
-
-std::vector<int64_t> numels_of(const std::vector<engine::UnitParam>& params) {
-  std::vector<int64_t> numels;
-  for (const engine::UnitParam& param : params) numels.push_back(param.tensor.numel());
-  return numels;
-}
-
-at::Tensor part(const at::Tensor& flat, Interval interval) {
-  return flat.narrow(0, interval.begin, interval.size());
-}
 
 }  // namespace
 
 ReplicatedUnit::ReplicatedUnit(std::string name, std::vector<engine::UnitParam> params,
                                engine::UnitContext context)
     : Unit(std::move(name), std::move(params), std::move(context)),
-      layout_(numels_of(this->params()), /*shards=*/1) {
+      layout_(numels(), /*shards=*/1) {
   const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
   const engine::UnitContext& ctx = this->context();
@@ -40,6 +32,7 @@ ReplicatedUnit::ReplicatedUnit(std::string name, std::vector<engine::UnitParam> 
     comm::broadcast(ctx.world.gather(), p.tensor.detach().view({-1}),
                     "broadcast of the initial value of parameter '" + p.name + "'");
     ctx.ledger->add(Bytes::kOwnedParams, static_cast<int64_t>(p.tensor.nbytes()));
+    masters_.push_back(p.tensor.variable_data());
   }
   if (!casts()) {
     install_grad_hooks();
@@ -47,7 +40,6 @@ ReplicatedUnit::ReplicatedUnit(std::string name, std::vector<engine::UnitParam> 
   }
   copies_ = ctx.pool->tensor(layout_.total_elements(), compute_dtype(), Bytes::kFullParams);
   for (size_t i = 0; i < this->params().size(); ++i) {
-    masters_.push_back(param(i).variable_data());
     // variable_data: writes to copies_ must not move the version counters that backward checks.
     copy_params_.push_back(part(copies_, layout_.param(i)).view(param(i).sizes()).variable_data());
   }
@@ -58,8 +50,8 @@ ReplicatedUnit::ReplicatedUnit(std::string name, std::vector<engine::UnitParam> 
 }
 
 ReplicatedUnit::~ReplicatedUnit() {
-  for (const engine::UnitParam& p : params()) {
-    context().ledger->add(Bytes::kOwnedParams, -static_cast<int64_t>(p.tensor.nbytes()));
+  for (const at::Tensor& master : masters_) {
+    context().ledger->add(Bytes::kOwnedParams, -static_cast<int64_t>(master.nbytes()));
   }
   if (bucket_.defined()) {
     context().ledger->add(Bytes::kOwnedGrads, -static_cast<int64_t>(bucket_.nbytes()));

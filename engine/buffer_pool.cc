@@ -65,7 +65,8 @@ void BufferPool::release(void* context) {
 at::Tensor BufferPool::tensor(int64_t elements, at::ScalarType dtype, Bytes kind) {
   const c10::InferenceMode no_inference(false);
   const int64_t bytes = elements * static_cast<int64_t>(c10::elementSize(dtype));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), allocate(bytes, kind),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
+                       allocate(bytes, kind),
                        /*allocator=*/nullptr, /*resizable=*/false);
   at::Tensor tensor = at::empty({0}, dtype);
   tensor.set_(storage, 0, {elements}, {1});

@@ -1,9 +1,10 @@
 #ifndef ENGINE_BUFFER_POOL_H_
 #define ENGINE_BUFFER_POOL_H_
 
-// Memory for flat buffers that come and go every step. What is given back stays here for the next buffer that fits, so
-// that a step touches pages it has touched before: fresh pages from the system cost a fault per 4 KiB, more than the
-// collective that fills them. (The units of a model have few sizes, so exact reuse is the rule.)
+// Memory for flat buffers that come and go every step. What is given back stays here for the next
+// buffer that fits, so that a step touches pages it has touched before: fresh pages from the system
+// cost a fault per 4 KiB, more than the collective that fills them. (The units of a model have few
+// sizes, so exact reuse is the rule.)
 //
 // Thread-safe. Held by shared_ptr: a buffer keeps its pool alive.
 
@@ -25,7 +26,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   static std::shared_ptr<BufferPool> create(std::shared_ptr<ByteLedger> ledger);
   ~BufferPool();
 
-  // At least `bytes` of uninitialized memory, aligned to 64 bytes, counted as `kind` until it is freed.
+  // At least `bytes` of uninitialized memory, aligned to 64 bytes, counted as `kind` until it is
+  // freed.
   c10::DataPtr allocate(int64_t bytes, Bytes kind);
 
   // A 1-D tensor on such memory. Safe to make under InferenceMode.
@@ -46,8 +48,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
 // Frees a tensor's memory, whose Storage stays; and gives a Storage without memory some.
 //
-// [Note: storage identity] Autograd saves aliases of parameters for backward. They share the parameter's Storage, so a
-// unit keeps one Storage for life and empties and fills it; a new Storage would leave the aliases behind.
+// [Note: storage identity] Autograd saves aliases of parameters for backward. They share the
+// parameter's Storage, so a unit keeps one Storage for life and empties and fills it; a new Storage
+// would leave the aliases behind.
 void free_storage(const at::Tensor& tensor);
 void fill_storage(const at::Tensor& tensor, c10::DataPtr memory, int64_t bytes);
 

@@ -1,8 +1,9 @@
 #ifndef ENGINE_BYTE_LEDGER_H_
 #define ENGINE_BYTE_LEDGER_H_
 
-// Counts the bytes the engine holds, by what they are for: what is live now and the most there ever was. Thread-safe.
-// Counted are the engine's own flat buffers, as they are used (not what its pool keeps for reuse).
+// Counts the bytes the engine holds, by what they are for: what is live now and the most there ever
+// was. Thread-safe. Counted are the engine's own flat buffers, as they are used (not what its pool
+// keeps for reuse).
 
 #include <array>
 #include <atomic>

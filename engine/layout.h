@@ -1,9 +1,9 @@
 #ifndef ENGINE_LAYOUT_H_
 #define ENGINE_LAYOUT_H_
 
-// A Layout says where the elements of a unit's parameters live: each at an aligned offset of one flat buffer, which is
-// cut into one equal shard per rank. A parameter may lie in several shards, and a shard may hold parts of several
-// parameters or none.
+// A Layout says where the elements of a unit's parameters live: each at an aligned offset of one
+// flat buffer, which is cut into one equal shard per rank. A parameter may lie in several shards,
+// and a shard may hold parts of several parameters or none.
 //
 //   flat:    | p0 ....| p1 .|pad| p2 ........ | p3 |pad     pad |
 //   shards:  |    shard 0       |     shard 1     |   shard 2    |
@@ -19,7 +19,8 @@ namespace tessera::engine {
 
 class Layout {
  public:
-  // Every parameter and every shard starts at a multiple of this: 64 bytes in the narrowest dtype (2 bytes).
+  // Every parameter and every shard starts at a multiple of this: 64 bytes in the narrowest dtype
+  // (2 bytes).
   static constexpr int64_t kAlignElements = 32;
 
   // Requires: every numel >= 0, shards >= 1.
@@ -35,9 +36,7 @@ class Layout {
   // Where parameter i lies in the flat buffer.
   base::Interval param(int64_t i) const { return {offsets_[i], offsets_[i] + numels_[i]}; }
   // Where shard r lies in the flat buffer.
-  base::Interval shard(int64_t r) const {
-    return {r * shard_elements_, (r + 1) * shard_elements_};
-  }
+  base::Interval shard(int64_t r) const { return {r * shard_elements_, (r + 1) * shard_elements_}; }
   // The part of parameter i in shard r, as positions in the shard; empty when there is none.
   base::Interval param_in_shard(int64_t i, int64_t r) const;
   // The same part as positions in the flattened parameter.

@@ -1,19 +1,22 @@
 #ifndef ENGINE_MODULE_HOOK_H_
 #define ENGINE_MODULE_HOOK_H_
 
-// TESSERA_MODULE(Name) declares the holder of a module type as TORCH_MODULE does, and lets the engine run before and
-// after its forward. LibTorch's modules have no hooks and a forward that is not virtual, so the holder contains
-// Hooked<NameImpl>, which derives from NameImpl and has a forward of its own.
+// TESSERA_MODULE(Name) declares the holder of a module type as TORCH_MODULE does, and lets the
+// engine run before and after its forward. LibTorch's modules have no hooks and a forward that is
+// not virtual, so the holder contains Hooked<NameImpl>, which derives from NameImpl and has a
+// forward of its own.
 //
 //   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x); };
 //   TESSERA_MODULE(Block);
 //
-// The hooks run in block(x), block->forward(x), Sequential, AnyModule, ModuleList and ModuleDict's as<Block>(). They do
-// not run in a call through a BlockImpl* or BlockImpl&, or when the module was made by make_shared<BlockImpl>.
-// A forward with default arguments works through the holder, not in Sequential and AnyModule (whose own limits on
-// default arguments it has). Overloaded or template forwards do not compile. Without a hook a call costs a null check.
+// The hooks run in block(x), block->forward(x), Sequential, AnyModule, ModuleList and ModuleDict's
+// as<Block>(). They do not run in a call through a BlockImpl* or BlockImpl&, or when the module was
+// made by make_shared<BlockImpl>. A forward with default arguments works through the holder, not in
+// Sequential and AnyModule (whose own limits on default arguments it has). Overloaded or template
+// forwards do not compile. Without a hook a call costs a null check.
 //
-// The tensors of a forward's result are found by ForwardResult<T>; specialise it for a result type of your own:
+// The tensors of a forward's result are found by ForwardResult<T>; specialise it for a result type
+// of your own:
 //
 //   template <> struct tessera::ForwardResult<MyOutput> {
 //     template <typename Visit> static void visit(MyOutput& r, Visit f) { f(r.logits); }
@@ -153,8 +156,8 @@ struct IsForward<R (C::*)(A...) const> : std::true_type {};
 template <typename Impl, typename = void>
 struct HasOneForward : std::false_type {};
 template <typename Impl>
-struct HasOneForward<Impl, std::void_t<decltype(&Impl::forward)>> : IsForward<decltype(&Impl::forward)> {
-};
+struct HasOneForward<Impl, std::void_t<decltype(&Impl::forward)>>
+    : IsForward<decltype(&Impl::forward)> {};
 
 // Whether forward can be called with the first `I...` of its argument types A.
 template <typename Impl, typename Arguments, typename Indices, typename = void>
@@ -173,8 +176,9 @@ constexpr bool has_default_arguments() {
   }
 }
 
-// The forward of Hooked: with Impl's exact signature, so that Sequential and AnyModule can take its address, or, where
-// Impl::forward has default arguments (which a signature does not carry), as a template.
+// The forward of Hooked: with Impl's exact signature, so that Sequential and AnyModule can take its
+// address, or, where Impl::forward has default arguments (which a signature does not carry), as a
+// template.
 template <typename Impl, bool kHasDefaults, typename R, typename... A>
 struct HookedForward : Impl, HookPoint {
   using Impl::Impl;
@@ -226,9 +230,10 @@ struct Hooked : detail::HookedBase<Impl, decltype(&Impl::forward)>::type {
 
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override {
-    TESSERA_CHECK_CONFIG(this->forward_hook() == nullptr, "clone() of a module of type ", this->name(),
-                         " that parallelize() has taken over: its parameters are not whole. Clone the model before "
-                         "parallelize().");
+    TESSERA_CHECK_CONFIG(
+        this->forward_hook() == nullptr, "clone() of a module of type ", this->name(),
+        " that parallelize() has taken over: its parameters are not whole. Clone the model before "
+        "parallelize().");
     auto copy = std::dynamic_pointer_cast<Impl>(Impl::clone(device));
     TESSERA_CHECK(copy != nullptr, "clone() of ", this->name(), " gave another type.");
     return std::make_shared<Hooked>(static_cast<const Impl&>(*copy));
@@ -238,11 +243,20 @@ struct Hooked : detail::HookedBase<Impl, decltype(&Impl::forward)>::type {
 }  // namespace engine
 }  // namespace tessera
 
-#define TESSERA_MODULE(Name)                                                                    \
-  static_assert(::tessera::engine::detail::HasOneForward<Name##Impl>::value,                    \
-                "TESSERA_MODULE(" #Name ") needs one forward: " #Name                           \
-                "Impl::forward is missing, overloaded or a template, and its hook cannot "      \
-                "know which one to wrap");                                                      \
-  TORCH_MODULE_IMPL(Name, ::tessera::engine::Hooked<Name##Impl>)
+#define TESSERA_MODULE(Name)                                                               \
+  static_assert(::tessera::engine::detail::HasOneForward<Name##Impl>::value,               \
+                "TESSERA_MODULE(" #Name ") needs one forward: " #Name                      \
+                "Impl::forward is missing, overloaded or a template, and its hook cannot " \
+                "know which one to wrap");                                                 \
+  class Name : public torch::nn::ModuleHolder<::tessera::engine::Hooked<Name##Impl>> {     \
+   public:                                                                                 \
+    using torch::nn::ModuleHolder<::tessera::engine::Hooked<Name##Impl>>::ModuleHolder;    \
+    using Impl [[maybe_unused]] = ::tessera::engine::Hooked<Name##Impl>;                   \
+    /* In place of the base's, whose return type is void for a forward with defaults. */   \
+    template <typename... Args>                                                            \
+    auto operator()(Args&&... args) {                                                      \
+      return this->get()->forward(::std::forward<Args>(args)...);                          \
+    }                                                                                      \
+  }
 
 #endif  // ENGINE_MODULE_HOOK_H_

@@ -14,10 +14,12 @@ at::Tensor cut(const at::Tensor& flat, base::Interval elements, base::Interval p
 }  // namespace
 
 at::Tensor OwnedParam::value() const {
-  TESSERA_CHECK_CONFIG(param_.numel() == elements_.size(), "parameter '", name_, "' holds ",
-                       param_.numel(), " elements where this rank's part has ", elements_.size(),
-                       ": its unit is unsharded. Read and update owned parameters between steps, "
-                       "after backward has ended.");
+  TESSERA_CHECK_CONFIG(
+      param_.numel() == elements_.size() && param_.storage().unsafeGetStorageImpl() == home_,
+      "parameter '", name_, "' holds ", param_.numel(),
+      " elements that are not this rank's part of ", elements_.size(),
+      ": its unit is unsharded. Read and update owned parameters between steps, "
+      "after backward has ended; a forward without a backward belongs under NoGradGuard.");
   // A detached view shares the version counter with the parameter.
   return param_.dim() == 1 ? param_ : param_.detach().view({-1});
 }

@@ -35,7 +35,12 @@ Unit::Unit(std::string name, std::vector<UnitParam> params, UnitContext context)
   trainable_ = params_[0].tensor.requires_grad();
   master_dtype_ = params_[0].tensor.scalar_type();
   compute_dtype_ = cast_of(master_dtype_, context_.precision.param_dtype);
-  reduce_dtype_ = cast_of(master_dtype_, context_.precision.reduce_dtype);
+  // fp32 gradients may travel narrower; those of narrower masters are widened, never the other way
+  // round.
+  reduce_dtype_ = master_dtype_ == at::kFloat
+                      ? context_.precision.reduce_dtype
+                      : c10::promoteTypes(master_dtype_, context_.precision.reduce_dtype);
+  for (const UnitParam& p : params_) numels_.push_back(p.tensor.numel());
   seen_.assign(params_.size(), 0);
 }
 
@@ -45,13 +50,11 @@ Unit::~Unit() {
   }
 }
 
+std::vector<int64_t> Unit::numels() const { return numels_; }
+
 int64_t Unit::full_param_bytes() const {
   int64_t elements = 0;
-  for (const OwnedParam& owned : owned_params()) {
-    int64_t numel = 1;
-    for (const int64_t size : owned.shape()) numel *= size;
-    elements += numel;
-  }
+  for (const int64_t numel : numels_) elements += numel;
   return elements * static_cast<int64_t>(c10::elementSize(compute_dtype_));
 }
 
@@ -75,8 +78,26 @@ void Unit::swap_params(const std::vector<at::Tensor>& to, bool full) {
 void Unit::unshard() {
   TESSERA_CHECK(param_state_ == ParamState::kSharded, "unshard of unit '", name_, "' in state ",
                 to_string(param_state_), ".");
+  check_untouched();
   do_unshard();
   param_state_ = ParamState::kGathering;
+}
+
+void Unit::check_untouched() const {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor& owned = owned_value(i);
+    TESSERA_CHECK_CONFIG(
+        param(i).scalar_type() == owned.scalar_type() && param(i).numel() == owned.numel() &&
+            (owned.numel() == 0 || param(i).const_data_ptr() == owned.const_data_ptr()),
+        "the data of parameter '", params_[i].name,
+        "' was replaced after parallelize() (by torch::load, to() or set_data), and would be lost. "
+        "Load and "
+        "convert the model before parallelize(), or copy values into OwnedParam::value().");
+    TESSERA_CHECK_CONFIG(
+        param(i).requires_grad() == trainable_, "parameter '", params_[i].name, "' was ",
+        trainable_ ? "frozen" : "unfrozen",
+        " after parallelize(). Set requires_grad before it, and call it again to change it.");
+  }
 }
 
 void Unit::wait_unshard() {
@@ -104,9 +125,19 @@ void Unit::begin_backward() {
 
 void Unit::on_grad(size_t i) {
   // The hook can also be the first sign of a backward; the listener's schedule then begins it.
-  if (!in_backward_ && listener_) listener_(*this);
-  TESSERA_CHECK(in_backward_, "a gradient of parameter '", params_[i].name, "' arrived outside a backward of unit '",
-                name_, "'.");
+  // What autograd has just accumulated is of this backward: begin_backward must not take it for an
+  // older gradient.
+  if (!in_backward_ && listener_) {
+    at::Tensor grad;
+    std::swap(grad, param(i).mutable_grad());
+    listener_(*this);
+    param(i).mutable_grad() = std::move(grad);
+  }
+  TESSERA_CHECK(in_backward_, "a gradient of parameter '", params_[i].name,
+                "' arrived outside a backward of unit '", name_, "'.");
+  TESSERA_CHECK_CONFIG(
+      param(i).grad().layout() == at::kStrided, "the gradient of parameter '", params_[i].name,
+      "' is sparse: not supported. Use a dense gradient (EmbeddingOptions::sparse(false)).");
   const bool again = grad_seen(i);
   do_take_grad(i, again);
   if (!again) {
@@ -135,15 +166,17 @@ void Unit::append_used(std::vector<uint8_t>& flags) const {
 }
 
 void Unit::publish(const uint8_t* used) {
-  TESSERA_CHECK(grad_state_ == GradState::kIdle && param_state_ == ParamState::kSharded && in_backward_,
-                "publish of unit '", name_, "' in state ", to_string(param_state_), ".");
+  TESSERA_CHECK(
+      grad_state_ == GradState::kIdle && param_state_ == ParamState::kSharded && in_backward_,
+      "publish of unit '", name_, "' in state ", to_string(param_state_), ".");
   for (size_t i = 0; i < params_.size(); ++i) do_publish(i, used[i] != 0);
   in_backward_ = false;
 }
 
 void Unit::abandon_backward() {
-  if (!in_backward_) return;
+  if (!trainable_) return;
   do_abandon_backward();
+  for (size_t i = 0; i < params_.size(); ++i) param(i).mutable_grad() = at::Tensor();
   in_backward_ = false;
 }
 

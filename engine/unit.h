@@ -1,23 +1,27 @@
 #ifndef ENGINE_UNIT_H_
 #define ENGINE_UNIT_H_
 
-// A Unit is a set of parameters that communicate together, and knows how to move their bytes. The Schedule decides
-// when. The two kinds are the whole difference between the modes: fsdp::ShardedUnit and ddp::ReplicatedUnit.
+// A Unit is a set of parameters that communicate together, and knows how to move their bytes. The
+// Schedule decides when. The two kinds are the whole difference between the modes:
+// fsdp::ShardedUnit and ddp::ReplicatedUnit.
 //
 //   parameters:  kSharded --unshard--> kGathering --wait_unshard--> kReady --reshard--> kSharded
-//   gradients:   kIdle --reduce_grads--> kReducing --wait_grads--> kIdle        (independent of the line above)
+//   gradients:   kIdle --reduce_grads--> kReducing --wait_grads--> kIdle        (independent of the
+//   line above)
 //
-// In kSharded the user's parameters are what this rank owns in master precision (a slice, or the whole parameter where
-// it is replicated); in kReady they are whole, in compute precision. The user's tensor is the same object in both: its
-// data is swapped by set_data.
+// In kSharded the user's parameters are what this rank owns in master precision (a slice, or the
+// whole parameter where it is replicated); in kReady they are whole, in compute precision. The
+// user's tensor is the same object in both: its data is swapped by set_data.
 //
-// Gradients in one backward: begin_backward, then take_grad per parameter as autograd delivers them, reduce_grads,
-// wait_grads, and publish, which sets each parameter's .grad to what this rank owns of the mean.
+// Gradients in one backward: begin_backward, then take_grad per parameter as autograd delivers
+// them, reduce_grads, wait_grads, and publish, which sets each parameter's .grad to what this rank
+// owns of the mean.
 //
-// A unit holds parameters of one dtype and one requires_grad. Public verbs check the states and leave the work to the
-// do_ functions of the kind.
+// A unit holds parameters of one dtype and one requires_grad. Public verbs check the states and
+// leave the work to the do_ functions of the kind.
 //
-// Stream: verbs return at once; only the wait_ verbs wait on the host. One host thread calls a unit.
+// Stream: verbs return at once; only the wait_ verbs wait on the host. One host thread calls a
+// unit.
 
 #include <ATen/core/Tensor.h>
 
@@ -57,7 +61,8 @@ class Unit {
   enum class ParamState { kSharded, kGathering, kReady };
   enum class GradState { kIdle, kReducing };
 
-  // Requires: params is not empty; one dtype, one requires_grad, contiguous, without gradients (the planner checks).
+  // Requires: params is not empty; one dtype, one requires_grad, contiguous, without gradients (the
+  // planner checks).
   Unit(std::string name, std::vector<UnitParam> params, UnitContext context);
   // Takes the hooks off the user's parameters.
   virtual ~Unit();
@@ -69,6 +74,8 @@ class Unit {
   bool trainable() const { return trainable_; }
   ParamState param_state() const { return param_state_; }
   GradState grad_state() const { return grad_state_; }
+  // Of the whole parameters, in order; in the compute precision.
+  std::vector<int64_t> numels() const;
   int64_t full_param_bytes() const;
 
   // This rank's part of every parameter, in order.
@@ -76,16 +83,20 @@ class Unit {
 
   // Starts making the parameters whole.
   // Requires:   kSharded.
+  // Errors:     ConfigError, before the collective, when a parameter's data was replaced
+  // (torch::load, to(), set_data) or
+  //             its requires_grad changed since the unit was made.
   // Collective: yes where sharded; all ranks, same order of units.
   void unshard();
   // Requires: kGathering. Ensures: kReady. Errors: CommError of the gather.
   void wait_unshard();
-  // Puts back what this rank owns; whole parameters are gone. From kGathering it waits first; in kSharded it does nothing.
+  // Puts back what this rank owns; whole parameters are gone. From kGathering it waits first; in
+  // kSharded it does nothing.
   void reshard();
 
-  // Starts the mean over ranks of the gradients taken since begin_backward; a parameter without one counts zeros.
-  // Requires:   kIdle, trainable(), after begin_backward.
-  // Collective: yes; all ranks, same order of units.
+  // Starts the mean over ranks of the gradients taken since begin_backward; a parameter without one
+  // counts zeros. Requires:   kIdle, trainable(), after begin_backward. Collective: yes; all ranks,
+  // same order of units.
   void reduce_grads();
   // Requires: kReducing. Ensures: kIdle. Errors: CommError of the reduction.
   void wait_grads();
@@ -95,13 +106,16 @@ class Unit {
   bool in_backward() const { return in_backward_; }
   // All parameters have had their gradient in this backward.
   bool grads_complete() const { return missing_grads_ == 0; }
-  // Appends, per parameter, 1 where it has a gradient on this rank: from this backward or kept from before.
+  // Appends, per parameter, 1 where it has a gradient on this rank: from this backward or kept from
+  // before.
   void append_used(std::vector<uint8_t>& flags) const;
-  // Ends the backward: where used[i] is 1, parameter i's .grad becomes this rank's part; elsewhere it stays undefined.
-  // Requires: kIdle, kSharded, params().size() flags: those of append_used, combined over ranks where grads were reduced.
+  // Ends the backward: where used[i] is 1, parameter i's .grad becomes this rank's part; elsewhere
+  // it stays undefined. Requires: kIdle, kSharded, params().size() flags: those of append_used,
+  // combined over ranks where grads were reduced.
   void publish(const uint8_t* used);
-  // Ends a backward that failed: gradients taken in it are dropped, those from before are put back.
-  // Requires: kIdle, kSharded.
+  // Ends a backward of the model that failed: all gradients are dropped, also those from before.
+  // Where they were added to in place they cannot be had back; and what a zero_grad since then
+  // dropped must not return. Requires: kIdle, kSharded.
   void abandon_backward();
 
   // Called after a gradient was taken.
@@ -114,11 +128,15 @@ class Unit {
   virtual void do_reduce_grads() = 0;
   virtual void do_wait_grads() = 0;
   virtual void do_begin_backward() = 0;
-  // param(i).grad is defined and holds this backward's gradient; `again` when it is not the first one in it.
+  // param(i).grad is defined and holds this backward's gradient; `again` when it is not the first
+  // one in it.
   virtual void do_take_grad(size_t i, bool again) = 0;
   virtual bool do_used(size_t i) const = 0;
   virtual void do_publish(size_t i, bool used) = 0;
   virtual void do_abandon_backward() = 0;
+
+  // Where this rank's part of parameter i is kept: what the parameter holds in kSharded.
+  virtual const at::Tensor& owned_value(size_t i) const = 0;
 
   const at::Tensor& param(size_t i) const { return params_[i].tensor; }
   bool grad_seen(size_t i) const { return seen_[i] != 0; }
@@ -136,16 +154,19 @@ class Unit {
  private:
   friend struct GradHook;
   void on_grad(size_t i);
+  void check_untouched() const;
 
   std::string name_;
   std::vector<UnitParam> params_;
+  std::vector<int64_t> numels_;
   UnitContext context_;
   bool trainable_;
   at::ScalarType master_dtype_;
   at::ScalarType compute_dtype_;
   at::ScalarType reduce_dtype_;
-  // [Note: accumulators] A parameter keeps only a weak pointer to its accumulator, and a set_data that changes the dtype
-  // drops it; a second one would split the gradients of two uses of the parameter. The unit owns the one node.
+  // [Note: accumulators] A parameter keeps only a weak pointer to its accumulator, and a set_data
+  // that changes the dtype drops it; a second one would split the gradients of two uses of the
+  // parameter. The unit owns the one node.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::function<void(Unit&)> listener_;
 

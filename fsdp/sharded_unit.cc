@@ -9,30 +9,23 @@
 
 #include "base/error.h"
 #include "comm/collectives.h"
+#include "comm/tensor_part.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using base::Interval;
+using comm::part;
 using engine::Bytes;
 
-std::vector<int64_t> numels_of(const std::vector<engine::UnitParam>& params) {
-  std::vector<int64_t> numels;
-  for (const engine::UnitParam& param : params) numels.push_back(param.tensor.numel());
-  return numels;
-}
-
-at::Tensor part(const at::Tensor& flat, Interval interval) {
-  return flat.narrow(0, interval.begin, interval.size());
-}
-
-// The sum of what the ranks sent goes to this rank's gradients: added where there is one already, else set.
+// The sum of what the ranks sent goes to this rank's gradients: added where there is one already,
+// else set.
 struct Reduction {
   comm::Group* group;
   std::shared_ptr<engine::BufferPool> pool;
   std::string what;
-  at::Tensor full;                              // [W * S]
-  at::Tensor owned;                             // [S]
+  at::Tensor full;                               // [W * S]
+  at::Tensor owned;                              // [S]
   std::vector<std::pair<Interval, bool>> parts;  // of owned, per parameter: held
   bool any_held = false;
   bool all_held = true;
@@ -44,8 +37,8 @@ struct Reduction {
       scratch = pool->tensor(n * owned.numel(), full.scalar_type(), Bytes::kScratch);
     }
     // A native reduce-scatter has one dtype; and a gradient to add to must not be overwritten.
-    const bool in_place =
-        !any_held && (group->path() != comm::Group::Path::kNative || full.scalar_type() == owned.scalar_type());
+    const bool in_place = !any_held && (group->path() != comm::Group::Path::kNative ||
+                                        full.scalar_type() == owned.scalar_type());
     if (in_place) {
       comm::reduce_scatter_mean(*group, full, owned, scratch, what);
       return;
@@ -75,7 +68,7 @@ struct Reduction {
 ShardedUnit::ShardedUnit(std::string name, std::vector<engine::UnitParam> params,
                          engine::UnitContext context)
     : Unit(std::move(name), std::move(params), std::move(context)),
-      layout_(numels_of(this->params()), this->context().world.size()),
+      layout_(numels(), this->context().world.size()),
       rank_(this->context().world.rank()) {
   // Buffers of the engine outlive an InferenceMode in which the model may be wrapped.
   const c10::InferenceMode no_inference(false);
@@ -102,7 +95,8 @@ void ShardedUnit::take_masters() {
   for (size_t i = 0; i < params().size(); ++i) {
     part(whole, layout_.param(i)).copy_(param(i).detach().reshape({-1}));
   }
-  comm::broadcast(ctx.world.gather(), whole, "broadcast of the initial values of unit '" + name() + "'");
+  comm::broadcast(ctx.world.gather(), whole,
+                  "broadcast of the initial values of unit '" + name() + "'");
   masters_ = part(whole, layout_.shard(rank_)).clone();
   ctx.ledger->add(Bytes::kOwnedParams, static_cast<int64_t>(masters_.nbytes()));
   for (size_t i = 0; i < params().size(); ++i) {
@@ -164,17 +158,18 @@ void ShardedUnit::do_reshard() {
 }
 
 void ShardedUnit::do_begin_backward() {
-  // [Note: gradients kept from before] While parameters are whole, a .grad of slice size is in autograd's way, so it is
-  // put aside here, when backward begins, and not when the parameters become whole: the user may call zero_grad
-  // between forward and backward.
+  // [Note: gradients kept from before] While parameters are whole, a .grad of slice size is in
+  // autograd's way, so it is put aside here, when backward begins, and not when the parameters
+  // become whole: the user may call zero_grad between forward and backward.
   held_.assign(params().size(), 0);
   for (size_t i = 0; i < params().size(); ++i) {
     at::Tensor& grad = param(i).mutable_grad();
     if (!grad.defined()) continue;
     if (!owned_grads_.defined()) make_owned_grads();
-    TESSERA_CHECK_CONFIG(grad.numel() == grad_slices_[i].numel(), "the gradient of parameter '", params()[i].name,
-                         "' has ", grad.numel(), " elements where this rank's part has ",
-                         grad_slices_[i].numel(), ". Set gradients between steps only, and only of that size.");
+    TESSERA_CHECK_CONFIG(grad.numel() == grad_slices_[i].numel(), "the gradient of parameter '",
+                         params()[i].name, "' has ", grad.numel(),
+                         " elements where this rank's part has ", grad_slices_[i].numel(),
+                         ". Set gradients between steps only, and only of that size.");
     if (!grad.is_same(grad_slices_[i]) && grad.data_ptr() != grad_slices_[i].data_ptr()) {
       const at::NoGradGuard no_grad;
       grad_slices_[i].copy_(grad.reshape({-1}));
@@ -187,7 +182,8 @@ void ShardedUnit::do_begin_backward() {
 void ShardedUnit::do_take_grad(size_t i, bool again) {
   const at::NoGradGuard no_grad;
   if (!full_grads_.defined()) {
-    full_grads_ = context().pool->tensor(layout_.total_elements(), reduce_dtype(), Bytes::kFullGrads);
+    full_grads_ =
+        context().pool->tensor(layout_.total_elements(), reduce_dtype(), Bytes::kFullGrads);
   }
   at::Tensor& grad = param(i).mutable_grad();
   at::Tensor target = part(full_grads_, layout_.param(i)).view(shapes_[i]);
@@ -202,16 +198,14 @@ void ShardedUnit::do_take_grad(size_t i, bool again) {
 void ShardedUnit::do_reduce_grads() {
   const at::NoGradGuard no_grad;
   if (!full_grads_.defined()) {
-    full_grads_ = context().pool->tensor(layout_.total_elements(), reduce_dtype(), Bytes::kFullGrads);
+    full_grads_ =
+        context().pool->tensor(layout_.total_elements(), reduce_dtype(), Bytes::kFullGrads);
   }
   if (!owned_grads_.defined()) make_owned_grads();
   for (const Interval gap : layout_.gaps()) part(full_grads_, gap).zero_();
-  Reduction reduction{&context().world.reduce(),
-                      context().pool,
-                      "reduce-scatter of unit '" + name() + "'",
-                      std::move(full_grads_),
-                      owned_grads_,
-                      {}};
+  Reduction reduction{
+      &context().world.reduce(), context().pool, "reduce-scatter of unit '" + name() + "'",
+      std::move(full_grads_),    owned_grads_,   {}};
   full_grads_ = at::Tensor();
   for (size_t i = 0; i < params().size(); ++i) {
     if (!grad_seen(i)) part(reduction.full, layout_.param(i)).zero_();
@@ -231,11 +225,6 @@ void ShardedUnit::do_publish(size_t i, bool used) {
   if (used) param(i).mutable_grad() = grad_slices_[i];
 }
 
-void ShardedUnit::do_abandon_backward() {
-  full_grads_ = at::Tensor();
-  for (size_t i = 0; i < params().size(); ++i) {
-    param(i).mutable_grad() = held_[i] != 0 ? grad_slices_[i] : at::Tensor();
-  }
-}
+void ShardedUnit::do_abandon_backward() { full_grads_ = at::Tensor(); }
 
 }  // namespace tessera::fsdp

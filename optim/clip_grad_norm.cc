@@ -8,9 +8,11 @@
 #include <ATen/ops/stack.h>
 
 #include <cmath>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/math.h"
+#include "base/simd.h"
 
 namespace tessera::optim {
 namespace {
@@ -20,9 +22,9 @@ namespace {
 constexpr int64_t kBlock = 1 << 15;
 
 template <typename T>
-double sum_of_squares(const T* data, int64_t size) {
+inline double sum_of_squares(const T* data, int64_t size) {
   // Independent sums let the compiler use SIMD, which one chain of additions forbids.
-  constexpr int64_t kSums = 8;
+  constexpr int64_t kSums = 32;
   double sums[kSums] = {};
   const int64_t vectors_end = size - size % kSums;
   for (int64_t i = 0; i < vectors_end; i += kSums) {
@@ -40,6 +42,20 @@ double sum_of_squares(const T* data, int64_t size) {
   return total;
 }
 
+TESSERA_SIMD_CLONES
+double sum_of_squares_of_floats(const float* data, int64_t size) {
+  return sum_of_squares(data, size);
+}
+
+template <typename T>
+double block_sum(const T* data, int64_t size) {
+  if constexpr (std::is_same_v<T, float>) {
+    return sum_of_squares_of_floats(data, size);
+  } else {
+    return sum_of_squares(data, size);
+  }
+}
+
 // ATen's norm with a double result first makes a double copy of a CPU tensor: 6 times slower, and
 // twice the memory of the gradients.
 double sum_of_squares_on_cpu(const at::Tensor& grad) {
@@ -51,7 +67,7 @@ double sum_of_squares_on_cpu(const at::Tensor& grad) {
     at::parallel_for(0, static_cast<int64_t>(blocks.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t first = block * kBlock;
-        blocks[block] = sum_of_squares(data + first, std::min(kBlock, size - first));
+        blocks[block] = block_sum(data + first, std::min(kBlock, size - first));
       }
     });
   });

@@ -1,8 +1,8 @@
 #ifndef TRAIN_PARALLELIZE_H_
 #define TRAIN_PARALLELIZE_H_
 
-// parallelize() takes a model over for training on many ranks, replicated or sharded by one field of the Policy. The
-// model's code and the training loop are the same in every mode:
+// parallelize() takes a model over for training on many ranks, replicated or sharded by one field
+// of the Policy. The model's code and the training loop are the same in every mode:
 //
 //   auto world = tessera::comm::init();
 //   tessera::Policy policy;
@@ -38,15 +38,18 @@ struct Policy {
   Strategy strategy = Strategy::kFullShard;
   precision::Policy precision = precision::fp32();
 
-  // Sharded: the modules whose parameters are gathered together; empty: the whole model is one unit.
+  // Sharded: the modules whose parameters are gathered together; empty: the whole model is one
+  // unit.
   UnitRule units;
-  // Sharded: true drops every unit after forward, also the root and the last one; false drops none (more memory, one
-  // gather less); unset: all but the root and the last one, which backward needs first.
+  // Sharded: true drops every unit after forward, also the root and the last one; false drops none
+  // (more memory, one gather less); unset: all but the root and the last one, which backward needs
+  // first.
   std::optional<bool> reshard_after_forward;
   // Sharded: gather the next unit while this one computes.
   bool prefetch = true;
 
-  // Replicated: gradients are reduced in buckets of this size; the first one is smaller, so that it starts early.
+  // Replicated: gradients are reduced in buckets of this size; the first one is smaller, so that it
+  // starts early.
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
 };
@@ -61,9 +64,9 @@ class Parallel {
   // What this rank updates of each parameter, in one order on all ranks; tied parameters once.
   const std::vector<OwnedParam>& owned_params() const;
 
-  // Sets, until the returned scope ends, whether the backward in it ends a window of micro-batches. In between,
-  // replicated gradients stay on their rank; sharded ones are reduced and summed where they are owned. Without a scope
-  // every backward ends its window.
+  // Sets, until the returned scope ends, whether the backward in it ends a window of micro-batches.
+  // In between, replicated gradients stay on their rank; sharded ones are reduced and summed where
+  // they are owned. Without a scope every backward ends its window.
   class [[nodiscard]] SyncScope {
    public:
     ~SyncScope();
@@ -78,8 +81,9 @@ class Parallel {
   };
   SyncScope sync_gradients(bool is_last_micro_batch);
 
-  // Scales the gradients so that their 2-norm over all parameters is at most max_norm, and returns the norm before that:
-  // the same number on every rank. A norm that is not finite leaves the gradients as they are.
+  // Scales the gradients so that their 2-norm over all parameters is at most max_norm, and returns
+  // the norm before that: the same number on every rank. A norm that is not finite leaves the
+  // gradients as they are.
   //
   // Collective: yes, on the host group.
   double clip_grad_norm(double max_norm);
@@ -100,11 +104,13 @@ class Parallel {
   std::unique_ptr<State> state_;
 };
 
-// Takes the model over. Afterwards its parameters are what this rank owns of rank 0's values, and optimizers may be
-// made on them or on owned_params(). Memory: one unit more than the model had, while it is sharded.
+// Takes the model over. Afterwards its parameters are what this rank owns of rank 0's values, and
+// optimizers may be made on them or on owned_params(). Memory: one unit more than the model had,
+// while it is sharded.
 //
 // Collective: yes, all ranks with the same model and policy.
-// Errors:     ConfigError on all ranks alike (see train/unit_plan.h; ranks that disagree are named).
+// Errors:     ConfigError on all ranks alike (see train/unit_plan.h; ranks that disagree are
+// named).
 Parallel parallelize(std::shared_ptr<torch::nn::Module> model, const comm::World& world,
                      const Policy& policy);
 

@@ -24,6 +24,8 @@ Trainer::Trainer(comm::World world, Parallel& parallel, data::Loader& loader, Lo
                        "a trainer of ", options_.steps, " steps, ", options_.micro_batches,
                        " micro-batches and a report every ", options_.log_freq,
                        " steps: expected numbers above 0.");
+  TESSERA_CHECK_CONFIG(options_.max_norm > 0, "training.max_norm = ", options_.max_norm,
+                       ": expected more than 0.");
   options_.lr_schedule.validate();
 }
 
@@ -35,19 +37,22 @@ double Trainer::run() {
     data_seconds_ += stopwatch.seconds();
     loss = mean_over_ranks(step, window(batches));
     const double norm = parallel_.clip_grad_norm(options_.max_norm);
-    TESSERA_CHECK_CONFIG(std::isfinite(norm), "step ", step, ": the norm of the gradients is ", norm,
-                         " though the loss is ", loss,
-                         ". The parameters are those of the step before. Lower optimizer.lr or train in float32.");
+    TESSERA_CHECK_CONFIG(
+        std::isfinite(norm), "step ", step, ": the norm of the gradients is ", norm,
+        " though the loss is ", loss,
+        ". The parameters are those of the step before. Lower optimizer.lr or train in float32.");
     const double lr = options_.lr_schedule.lr(step - 1);
     update_(lr);
     ++steps_;
     seconds_ += stopwatch.seconds();
-    if (step == 1 || step == options_.steps || step % options_.log_freq == 0) report(step, loss, norm, lr);
+    if (step == 1 || step == options_.steps || step % options_.log_freq == 0)
+      report(step, loss, norm, lr);
   }
   return loss;
 }
 
-// All batches of the step at once, so that a rank whose data is bad says so before the others wait for it in a gather.
+// All batches of the step at once, so that a rank whose data is bad says so before the others wait
+// for it in a gather.
 std::vector<data::Batch> Trainer::fetch() {
   std::vector<data::Batch> batches;
   comm::all_or_none(world_, [&] {
@@ -75,9 +80,10 @@ double Trainer::mean_over_ranks(int64_t step, double loss) {
   losses = comm::sum_over_ranks(world_, losses);
   double sum = 0;
   for (int rank = 0; rank < world_.size(); ++rank) {
-    TESSERA_CHECK_CONFIG(std::isfinite(losses[rank]), "step ", step, ": the loss on rank ", rank, " is ",
-                         losses[rank],
-                         ". The parameters are those of the step before. Lower optimizer.lr, or look at that rank's data.");
+    TESSERA_CHECK_CONFIG(std::isfinite(losses[rank]), "step ", step, ": the loss on rank ", rank,
+                         " is ", losses[rank],
+                         ". The parameters are those of the step before. Lower optimizer.lr, or "
+                         "look at that rank's data.");
     sum += losses[rank];
   }
   return sum / world_.size();
@@ -95,7 +101,8 @@ void Trainer::report(int64_t step, double loss, double norm, double lr) {
       static_cast<double>(memory.current_bytes) / static_cast<double>(base::machine_memory_bytes());
   metrics.tps = static_cast<double>(tokens_) / seconds_;
   metrics.tflops = metrics.tps * options_.flops_per_token / 1e12;
-  if (options_.peak_flops > 0) metrics.mfu = metrics.tps * options_.flops_per_token / options_.peak_flops;
+  if (options_.peak_flops > 0)
+    metrics.mfu = metrics.tps * options_.flops_per_token / options_.peak_flops;
   tokens_seen_ += tokens_ * world_.size();
   metrics.tokens_seen = tokens_seen_;
   metrics.step_seconds = seconds_ / static_cast<double>(steps_);

@@ -1,11 +1,13 @@
 #ifndef TRAIN_TRAINER_H_
 #define TRAIN_TRAINER_H_
 
-// The Trainer runs the steps of a training: a window of micro-batches forward and backward, the checks that all ranks
-// must share, clipping, the update, the report. It knows neither the model nor the strategy.
+// The Trainer runs the steps of a training: a window of micro-batches forward and backward, the
+// checks that all ranks must share, clipping, the update, the report. It knows neither the model
+// nor the strategy.
 //
-// Of each step all ranks agree on two things before anything is changed: that every rank has its batches, and that no
-// rank's loss and no gradient is NaN or infinite. A fault on one rank ends the step on all of them, with the rank named.
+// Of each step all ranks agree on two things before anything is changed: that every rank has its
+// batches, and that no rank's loss and no gradient is NaN or infinite. A fault on one rank ends the
+// step on all of them, with the rank named.
 //
 // Collectives: three small ones a step on the host group, beside those of the model.
 
@@ -38,7 +40,8 @@ class Trainer {
   using Loss = std::function<at::Tensor(const data::Batch&)>;
   // Sets the rate, updates the parameters and drops the gradients.
   using Update = std::function<void(double lr)>;
-  // Gets the metrics of a step; called on every rank, they are the same on each but for memory and times.
+  // Gets the metrics of a step; called on every rank, they are the same on each but for memory and
+  // times.
   using Report = std::function<void(const StepMetrics&)>;
 
   Trainer(comm::World world, Parallel& parallel, data::Loader& loader, Loss loss, Update update,
@@ -47,7 +50,8 @@ class Trainer {
   // Trains options.steps steps and returns the last step's mean loss.
   //
   // Collective: yes.
-  // Errors:     ConfigError on all ranks for bad data or a loss that is not finite; CommError when a peer is gone.
+  // Errors:     ConfigError on all ranks for bad data or a loss that is not finite; CommError when
+  // a peer is gone.
   double run();
 
  private:

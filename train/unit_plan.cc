@@ -21,8 +21,8 @@ std::string joined(const std::string& path, const std::string& name) {
 }
 
 void check_param(const std::string& name, const at::Tensor& tensor) {
-  TESSERA_CHECK_CONFIG(tensor.layout() == at::kStrided && tensor.is_contiguous(), "parameter '", name,
-                       "' is not contiguous (shape ", tensor.sizes(), ", strides ",
+  TESSERA_CHECK_CONFIG(tensor.layout() == at::kStrided && tensor.is_contiguous(), "parameter '",
+                       name, "' is not contiguous (shape ", tensor.sizes(), ", strides ",
                        tensor.strides(), "). Register it as tensor.contiguous().");
   TESSERA_CHECK_CONFIG(tensor.device().is_cpu(), "parameter '", name, "' is on ", tensor.device(),
                        ": this build shards and replicates on CPU only.");
@@ -42,6 +42,11 @@ std::vector<Found> find_params(torch::nn::Module& root) {
   std::vector<Found> found;
   std::map<const void*, size_t> index;
   visit_modules(root, "", [&](torch::nn::Module& module, const std::string& path) {
+    const auto* point = dynamic_cast<const engine::HookPoint*>(&module);
+    TESSERA_CHECK_CONFIG(point == nullptr || point->forward_hook() == nullptr,
+                         path.empty() ? "the model" : "module '" + path + "'", " (type ",
+                         module.name(),
+                         ") was parallelized already. Call parallelize() once per model.");
     for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
       const at::Tensor& tensor = entry.value();
       const std::string name = joined(path, entry.key());
@@ -58,9 +63,11 @@ std::vector<Found> find_params(torch::nn::Module& root) {
 
 engine::HookPoint* hook_point(torch::nn::Module& module, const std::string& what) {
   auto* point = dynamic_cast<engine::HookPoint*>(&module);
-  TESSERA_CHECK_CONFIG(point != nullptr, what, " (type ", module.name(),
-                       ") cannot be a unit: its forward cannot be hooked. Declare its holder with TESSERA_MODULE(Name) in place "
-                       "of TORCH_MODULE(Name), and make it through the holder, not by make_shared<NameImpl>.");
+  TESSERA_CHECK_CONFIG(
+      point != nullptr, what, " (type ", module.name(),
+      ") cannot be a unit: its forward cannot be hooked. Declare its holder with "
+      "TESSERA_MODULE(Name) in place "
+      "of TORCH_MODULE(Name), and make it through the holder, not by make_shared<NameImpl>.");
   return point;
 }
 
@@ -85,7 +92,8 @@ std::vector<PlannedUnit> split_by_kind(const std::string& name,
 
 bool is_inside(const std::string& path, const std::string& site) {
   return site.empty() || path == site ||
-         (path.size() > site.size() && path.compare(0, site.size(), site) == 0 && path[site.size()] == '.');
+         (path.size() > site.size() && path.compare(0, site.size(), site) == 0 &&
+          path[site.size()] == '.');
 }
 
 }  // namespace
@@ -97,7 +105,8 @@ std::vector<PlannedSite> plan_units(torch::nn::Module& root, const UnitRule& rul
     if (path.empty() || !rule || !rule(module)) return;
     picked.emplace_back(path, hook_point(module, "module '" + path + "'"));
   });
-  TESSERA_CHECK_CONFIG(!rule || !picked.empty(), "the unit rule picks no module of the model: its units would be the whole "
+  TESSERA_CHECK_CONFIG(!rule || !picked.empty(),
+                       "the unit rule picks no module of the model: its units would be the whole "
                        "model at once. Name a module type that the model has (units_of<Block>()).");
   std::map<std::string, std::vector<engine::UnitParam>> params;  // by site
   for (const Found& found : find_params(root)) {
@@ -128,37 +137,40 @@ std::vector<PlannedSite> plan_buckets(torch::nn::Module& root, int64_t first_buc
   std::reverse(found.begin(), found.end());
   std::vector<engine::UnitParam> params;
   for (const Found& f : found) params.push_back(f.param);
-  int64_t first = 0;
+  bool is_first = true;  // of those that are reduced
   for (const PlannedUnit& kind : split_by_kind("", params)) {
-    int64_t bytes = 0;
-    bool open = false;
+    const bool trainable = kind.params[0].tensor.requires_grad();
+    int64_t room = 0;  // in the bucket that is being filled
     for (const engine::UnitParam& param : kind.params) {
-      const int64_t size = static_cast<int64_t>(param.tensor.nbytes());
-      const int64_t limit = first == 0 ? first_bucket_bytes : bucket_bytes;
-      if (!open || bytes + size > limit) {
-        if (open) ++first;
+      const auto size = static_cast<int64_t>(param.tensor.nbytes());
+      const bool alone = size * 2 >= bucket_bytes;
+      if (size > room || alone) {
         site.units.push_back({base::str("bucket ", site.units.size()), {}});
-        bytes = 0;
-        open = true;
+        room = is_first && trainable ? first_bucket_bytes : bucket_bytes;
+        is_first = is_first && !trainable;
       }
       site.units.back().params.push_back(param);
-      bytes += size;
+      room = alone ? 0 : room - size;
     }
-    ++first;
   }
   return {site};
 }
 
-std::string fingerprint(const std::vector<PlannedSite>& sites) {
+std::string fingerprint(const std::vector<PlannedSite>& sites, const torch::nn::Module& root) {
   std::ostringstream out;
   for (const PlannedSite& site : sites) {
     for (const PlannedUnit& unit : site.units) {
       out << "unit '" << unit.name << "'\n";
       for (const engine::UnitParam& param : unit.params) {
         out << "parameter '" << param.name << "' " << param.tensor.sizes() << ' '
-            << param.tensor.scalar_type() << (param.tensor.requires_grad() ? "" : " frozen") << '\n';
+            << param.tensor.scalar_type() << (param.tensor.requires_grad() ? "" : " frozen")
+            << '\n';
       }
     }
+  }
+  for (const auto& buffer : root.named_buffers()) {
+    out << "buffer '" << buffer.key() << "' " << buffer.value().sizes() << ' '
+        << buffer.value().scalar_type() << '\n';
   }
   return out.str();
 }

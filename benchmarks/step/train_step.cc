@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "apps/llama.h"
+#include "base/allocator.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
@@ -237,6 +238,7 @@ int run(const StepOptions& options) {
 
 int main(int argc, char** argv) {
   try {
+    tessera::base::keep_freed_memory();  // As `tessera train` does; in all modes.
     return tessera::benchmarks::run(tessera::benchmarks::parse_step_options(argc, argv));
   } catch (const std::exception& error) {
     tessera::base::log_error(error.what());
