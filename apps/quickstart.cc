@@ -1,5 +1,6 @@
-// The first thing to run: prepares a corpus from LibTorch's own C++ headers, trains a small Llama on two ranks, sharded
-// and then replicated from the same seed, and shows that the loss curves agree.
+// The first thing to run: prepares a corpus from LibTorch's own C++ headers, trains a small Llama
+// on two ranks, sharded and then replicated from the same seed, and shows that the loss curves
+// agree.
 //
 // Started by `bazel run //apps:quickstart`, in the folder of its run files.
 
@@ -26,7 +27,8 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kRanks = 2;
 constexpr int64_t kSteps = 250;
-// Both strategies add the ranks' gradients in the same order, so the curves agree to the last bit printed.
+// Both strategies add the ranks' gradients in the same order, so the curves agree to the last bit
+// printed.
 constexpr double kTolerance = 1e-6;
 
 // LibTorch's include folder, from one of its headers among the run files.
@@ -42,9 +44,10 @@ std::string output_folder() {
 }
 
 // Trains with one strategy and returns its loss by step.
-std::map<int64_t, double> train(const std::string& strategy, const std::string& data, const std::string& folder) {
-  std::printf("\n== %s: %lld steps on %lld ranks\n", strategy.c_str(), static_cast<long long>(kSteps),
-              static_cast<long long>(kRanks));
+std::map<int64_t, double> train(const std::string& strategy, const std::string& data,
+                                const std::string& folder) {
+  std::printf("\n== %s: %lld steps on %lld ranks\n", strategy.c_str(),
+              static_cast<long long>(kSteps), static_cast<long long>(kRanks));
   std::fflush(stdout);
   const std::string metrics = folder + "/metrics.jsonl";
   fs::remove(metrics);
@@ -85,14 +88,15 @@ int run() {
   std::printf("== corpus: LibTorch's C++ headers, as bytes\n");
   tessera::data::PrepareOptions options;
   options.extensions = {".h"};
-  const tessera::data::PrepareResult corpus =
-      tessera::data::prepare({include / "ATen" / "core", include / "c10", include / "torch" / "csrc"}, data, options);
+  const tessera::data::PrepareResult corpus = tessera::data::prepare(
+      {include / "ATen" / "core", include / "c10", include / "torch" / "csrc"}, data, options);
   std::printf("%lld files, %lld tokens in %s\n", static_cast<long long>(corpus.documents()),
               static_cast<long long>(corpus.train_tokens), data.c_str());
   const std::map<int64_t, double> sharded = train("fsdp", data, folder + "/fsdp");
   const std::map<int64_t, double> replicated = train("ddp", data, folder + "/ddp");
 
-  std::printf("\n== loss of the same training, sharded and replicated\n  step      fsdp       ddp\n");
+  std::printf(
+      "\n== loss of the same training, sharded and replicated\n  step      fsdp       ddp\n");
   double largest = 0;
   for (const auto& [step, loss] : sharded) {
     const double other = replicated.at(step);
@@ -102,7 +106,9 @@ int run() {
   std::printf("largest difference: %.1e\n", largest);
   std::printf("files of both runs: %s\ntook %.0f s\n", folder.c_str(), stopwatch.seconds());
   if (largest > kTolerance) {
-    std::fprintf(stderr, "quickstart: the curves differ by more than %.0e: expected the same training in both modes\n",
+    std::fprintf(stderr,
+                 "quickstart: the curves differ by more than %.0e: expected the same training in "
+                 "both modes\n",
                  kTolerance);
     return 1;
   }

@@ -39,24 +39,34 @@ struct Dataset {
 };
 
 Dataset find_dataset(const std::string& path) {
+  TESSERA_CHECK_CONFIG(fs::exists(path), "training.dataset_path '", path,
+                       "': no such file or folder. Make one with "
+                       "`tessera prepare --output ",
+                       path, " PATH...`.");
   if (!fs::is_directory(path)) return {path, 0};
   const std::string meta_path = path + "/meta.json";
   std::ifstream in(meta_path);
-  TESSERA_CHECK_CONFIG(in.good(), "training.dataset_path '", path, "': expected meta.json in it, found none. Make the folder with "
-                       "`tessera prepare --output ", path, " PATH...`.");
+  TESSERA_CHECK_CONFIG(in.good(), "training.dataset_path '", path,
+                       "': expected meta.json in it, found none. Make the folder with "
+                       "`tessera prepare --output ",
+                       path, " PATH...`.");
   try {
     return {path + "/train.bin", nlohmann::json::parse(in).at("vocab_size").get<int64_t>()};
   } catch (const nlohmann::json::exception& e) {
-    throw ConfigError(base::str("'", meta_path, "' is damaged (", e.what(), "). Run `tessera prepare` again."));
+    throw ConfigError(
+        base::str("'", meta_path, "' is damaged (", e.what(), "). Run `tessera prepare` again."));
   }
 }
 
-at::ScalarType dtype_of(const std::string& name) { return name == "bfloat16" ? at::kBFloat16 : at::kFloat; }
+at::ScalarType dtype_of(const std::string& name) {
+  return name == "bfloat16" ? at::kBFloat16 : at::kFloat;
+}
 
 Policy policy_of(const JobConfig& config) {
   Policy policy;
   policy.strategy = train::strategy_of(config.parallelism.strategy);
-  policy.precision = config.training.mixed_precision_param == "bfloat16" ? precision::bf16() : precision::fp32();
+  policy.precision =
+      config.training.mixed_precision_param == "bfloat16" ? precision::bf16() : precision::fp32();
   policy.precision.reduce_dtype = dtype_of(config.training.mixed_precision_reduce);
   policy.units = units_of<Block>();
   const std::string& reshard = config.parallelism.fsdp_reshard_after_forward;
@@ -70,9 +80,10 @@ int64_t micro_batches_of(const JobConfig& config, const comm::World& world) {
   const int64_t at_once = config.training.local_batch_size * world.size();
   const int64_t global = config.training.global_batch_size;
   if (global == -1) return 1;
-  TESSERA_CHECK_CONFIG(global >= at_once && global % at_once == 0, "training.global_batch_size = ", global,
-                       ": expected a multiple of local_batch_size x ranks = ", config.training.local_batch_size, " x ",
-                       world.size(), " = ", at_once, ".");
+  TESSERA_CHECK_CONFIG(
+      global >= at_once && global % at_once == 0, "training.global_batch_size = ", global,
+      ": expected a multiple of local_batch_size x ranks = ", config.training.local_batch_size,
+      " x ", world.size(), " = ", at_once, ".");
   return global / at_once;
 }
 
@@ -85,16 +96,19 @@ optim::LrSchedule lr_schedule_of(const JobConfig& config) {
   if (section.decay_ratio) {
     // As torchtitan: a decay that would begin before the warm-up's end begins there.
     schedule.decay_steps =
-        std::min(static_cast<int64_t>(std::llround(*section.decay_ratio * static_cast<double>(schedule.total_steps))),
+        std::min(static_cast<int64_t>(std::llround(*section.decay_ratio *
+                                                   static_cast<double>(schedule.total_steps))),
                  schedule.total_steps - schedule.warmup_steps);
   }
-  schedule.decay_type = section.decay_type == "cosine" ? optim::DecayType::kCosine : optim::DecayType::kLinear;
+  schedule.decay_type =
+      section.decay_type == "cosine" ? optim::DecayType::kCosine : optim::DecayType::kLinear;
   schedule.min_lr_factor = section.min_lr_factor;
   return schedule;
 }
 
 // The optimizer of the configuration as what the trainer calls.
-train::Trainer::Update update_of(const OptimizerSection& section, const std::vector<OwnedParam>& params) {
+train::Trainer::Update update_of(const OptimizerSection& section,
+                                 const std::vector<OwnedParam>& params) {
   const auto updating = [](auto optimizer) {
     return [optimizer](double lr) {
       optimizer->set_lr(lr);
@@ -125,7 +139,8 @@ void print_sample(const JobConfig& config, const comm::World& world, Llama model
   options.top_k = 40;
   options.seed = static_cast<uint64_t>(config.debug.seed);
   const std::string text = sample(std::move(model), config.sampling.sample_prompt, options);
-  if (world.rank() == 0) std::cout << "sample: " << escape(config.sampling.sample_prompt + text) << std::endl;
+  if (world.rank() == 0)
+    std::cout << "sample: " << escape(config.sampling.sample_prompt + text) << std::endl;
 }
 
 }  // namespace
@@ -163,7 +178,8 @@ int run_train(const JobConfig& config) {
   options.max_norm = config.training.max_norm;
   options.log_freq = config.metrics.log_freq;
   options.lr_schedule = lr_schedule_of(config);
-  options.flops_per_token = static_cast<double>(flops_per_token(*model_config, config.training.seq_len));
+  options.flops_per_token =
+      static_cast<double>(flops_per_token(*model_config, config.training.seq_len));
   options.peak_flops = config.metrics.peak_flops;
 
   torch::manual_seed(static_cast<uint64_t>(config.debug.seed));
@@ -171,11 +187,12 @@ int run_train(const JobConfig& config) {
   Parallel parallel = parallelize(model, world, policy_of(config));
   if (is_first) {
     if (!config.job.description.empty()) base::log_info(config.job.description);
-    base::log_info(base::str(config.parallelism.strategy, " on ", world.size(), " ranks: ", parallel.num_parameters(),
-                             " parameters in ", parallel.units().size(), " units; ", loader->num_samples(),
-                             " samples of ", config.training.seq_len, " tokens, ",
-                             config.training.local_batch_size * world.size() * options.micro_batches,
-                             " a step; metrics in ", metrics->path()));
+    base::log_info(base::str(
+        config.parallelism.strategy, " on ", world.size(), " ranks: ", parallel.num_parameters(),
+        " parameters in ", parallel.units().size(), " units; ", loader->num_samples(),
+        " samples of ", config.training.seq_len, " tokens, ",
+        config.training.local_batch_size * world.size() * options.micro_batches,
+        " a step; metrics in ", metrics->path()));
   }
   train::Trainer trainer(
       world, parallel, *loader,

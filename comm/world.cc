@@ -5,7 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <map>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -101,15 +102,27 @@ void World::barrier() const {
 
 World init(const Options& options) { return init(detect_environment(), options); }
 
+namespace {
+
+// Also a second world of one rank has keys of its own. Counted per rank and meeting place, not per
+// process: ranks may be threads of one.
+int next_world_number(const Environment& env) {
+  static std::mutex mutex;
+  static std::map<std::string, int> made;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return made[base::str(env.master_host, ":", env.master_port, "/", env.run_id, "/", env.restart,
+                        "/", env.rank)]++;
+}
+
+}  // namespace
+
 World init(const Environment& env, const Options& options) {
   base::set_log_rank(env.size > 1 ? env.rank : -1);
   if (env.size == 1) return World(groups_of_one());
-  // Also a second world of one process has keys of its own.
-  static std::atomic<int> worlds_made{0};
   // Keys of another run, or of this run before a restart, are never read: a launcher may keep one
   // store for all.
   auto store = c10::make_intrusive<c10d::PrefixStore>(
-      base::str("tessera/", env.run_id, "/", env.restart, "/", worlds_made++),
+      base::str("tessera/", env.run_id, "/", env.restart, "/", next_world_number(env)),
       open_store(env, options));
   auto groups = connect_groups(store, env.rank, env.size, options);
   groups->local_rank = env.local_rank;

@@ -79,9 +79,9 @@ void Schedule::prefetch_backward(const Site& site) {
 }
 
 void Schedule::on_grad(Unit& unit) {
+  start_backward();
   if (!unit.in_backward()) {
     // Reached without passing the output of its site (a second output, a parameter used elsewhere).
-    start_backward();
     unit.begin_backward();
     return;
   }

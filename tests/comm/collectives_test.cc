@@ -118,16 +118,18 @@ TEST(CollectivesTest, LargePartsHaveTheSameBits) {
   });
 }
 
-// bf16 sums are taken in bf16: one rounding an addition and one for the quotient.
-TEST(CollectivesTest, AllReduceInBf16IsTheSumInRankOrderInBf16) {
+// Whatever travels, sums are taken in fp32 and rounded once.
+TEST(CollectivesTest, AllReduceInBf16IsTheSumInRankOrderInFp32) {
   run_ranks(3, [](World& world) {
     const int64_t elements = 1001;
     const at::Tensor flat = data_of(world.rank(), elements, at::kBFloat16);
     const at::Tensor scratch =
         at::empty({all_reduce_scratch_elements(world.reduce(), elements)}, at::kBFloat16);
     all_reduce_mean(world.reduce(), flat, scratch, "a reduction");
-    const auto d = [&](int rank) { return data_of(rank, elements, at::kBFloat16); };
-    EXPECT_TRUE(at::equal(flat, (d(0) + d(1) + d(2)) / 3));
+    const auto d = [&](int rank) {
+      return data_of(rank, elements, at::kBFloat16).to(at::kFloat);
+    };
+    EXPECT_TRUE(at::equal(flat, ((d(0) + d(1) + d(2)) / 3).to(at::kBFloat16)));
   });
 }
 

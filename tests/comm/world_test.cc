@@ -164,10 +164,11 @@ TEST(RendezvousTest, KeysOfAnotherRunOrRestartAreNotRead) {
     });
   };
   meet("a", 0);
-  EXPECT_TRUE(served->check({"tessera/a/0/arrived/0", "tessera/a/0/arrived/1"}));
+  EXPECT_TRUE(served->check({"tessera/a/0/0/arrived/0", "tessera/a/0/0/arrived/1"}));
+  meet("a", 0);  // A second world of the same run.
   meet("a", 1);  // Stale addresses of restart 0 would fail to connect.
   meet("b", 0);
-  EXPECT_TRUE(served->check({"tessera/a/1/arrived/1", "tessera/b/0/arrived/1"}));
+  EXPECT_TRUE(served->check({"tessera/a/1/0/arrived/1", "tessera/b/0/0/arrived/1"}));
   const std::string text = thrown<CommError>([&] { init(environment_of(0, "a", 2), seconds(1)); });
   EXPECT_TRUE(contains(text, "missing: 1 ")) << text;
 }

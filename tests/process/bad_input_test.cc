@@ -55,7 +55,8 @@ class BadInput : public Processes {
 
 TEST_F(BadInput, MissingDatasetIsNamed) {
   const std::string missing = (folder() / "nowhere").string();
-  expect_refused({"--training.dataset_path=" + missing}, "cannot open token file " + missing);
+  expect_refused({"--training.dataset_path=" + missing},
+                 "training.dataset_path '" + missing + "': no such file or folder");
   expect_refused({"--training.dataset_path="}, "training.dataset_path is not set");
   fs::create_directory(missing);
   expect_refused({"--training.dataset_path=" + missing}, "expected meta.json in it, found none");
@@ -195,8 +196,9 @@ TEST_F(BadInput, DataThatOneRankLacksEndsAllRanks) {
   const Outcome second = rank1->wait(30);
   EXPECT_EQ(first.code, kUsageCode) << first.err;
   EXPECT_EQ(second.code, kUsageCode) << second.err;
-  EXPECT_SAYS(error_line(first.err), "[rank 0] rank 1 failed: cannot open token file data");
-  EXPECT_SAYS(error_line(second.err), "[rank 1] cannot open token file data");
+  EXPECT_SAYS(error_line(first.err),
+              "[rank 0] rank 1 failed: training.dataset_path 'data': no such file");
+  EXPECT_SAYS(error_line(second.err), "[rank 1] training.dataset_path 'data': no such file");
   expect_no_process_left();
 }
 

@@ -195,10 +195,21 @@ TEST(UnitPlanTest, BucketsAreFilledFromTheLastParameterUpToTheirLimits) {
   EXPECT_EQ(buckets(1000, 1000), "[bucket 0: d.weight c.weight b.weight a.weight]");
   EXPECT_EQ(buckets(1, 1),
             "[bucket 0: d.weight; bucket 1: c.weight; bucket 2: b.weight; bucket 3: a.weight]");
-  EXPECT_EQ(buckets(48, 56), "[bucket 0: d.weight c.weight; bucket 1: b.weight a.weight]");
+  EXPECT_EQ(buckets(48, 100), "[bucket 0: d.weight c.weight; bucket 1: b.weight a.weight]");
   EXPECT_EQ(buckets(47, 1000), "[bucket 0: d.weight; bucket 1: c.weight b.weight a.weight]");
-  EXPECT_EQ(buckets(48, 55),
-            "[bucket 0: d.weight c.weight; bucket 1: b.weight; bucket 2: a.weight]");
+  EXPECT_EQ(buckets(8, 95),
+            "[bucket 0: d.weight; bucket 1: c.weight b.weight; bucket 2: a.weight]");
+}
+
+// Of 80 bytes c is half: neither d before it nor a and b behind it wait for it.
+TEST(UnitPlanTest, AParameterOfHalfABucketHasOneToItself) {
+  Root root;
+  root->register_module("a", Block(3));
+  root->register_module("b", Block(4));
+  root->register_module("c", Block(5));
+  root->register_module("d", Block(1));
+  EXPECT_EQ(shown(plan_buckets(*root, 80, 80)),
+            "[bucket 0: d.weight; bucket 1: c.weight; bucket 2: b.weight a.weight]");
 }
 
 TEST(UnitPlanTest, ABucketHoldsOneKind) {
