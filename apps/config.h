@@ -8,8 +8,8 @@
 // apps/config_keys.cc, from which reading, overriding, help and printing follow: a key that is not
 // there does not exist.
 //
-// Errors of all functions: ConfigError, naming key, place (file and line, or the argument), what
-// was found and what is allowed; for an unknown name also the nearest known one.
+// Errors: all functions: ConfigError, naming key, place (file and line, or the argument), what was
+//         found and what is allowed; for an unknown name also the nearest known one.
 
 #include <cstdint>
 #include <optional>

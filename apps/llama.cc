@@ -36,7 +36,9 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const LlamaConfig& config) {
 }
 
 // Turns the pairs (x[i], x[i + E / 2]) by their angles: the half-split convention of the published
-// weights. Shapes: x [B, T, H, E]; cos, sin [T, 1, E / 2].
+// weights.
+//
+// Shapes: x [B, T, H, E]; cos, sin [T, 1, E / 2].
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const std::vector<at::Tensor> half = x.chunk(2, -1);
   return at::cat(

@@ -12,9 +12,11 @@
 // out.weight.
 //
 // The code holds no cast of its own: under a bf16 policy the parameters and the inputs of every
-// unit come in bf16. Shapes: B sequences, T positions, D dim, H heads, K heads of keys and values,
-// E elements a head, F ffn_dim, V vocab. Source: LLaMA (Touvron et al., 2023); RoFormer (Su et al.,
-// 2021); GQA (Ainslie et al., 2023).
+// unit come in bf16.
+//
+// Shapes: B sequences, T positions, D dim, H heads, K heads of keys and values, E elements a head,
+//         F ffn_dim, V vocab.
+// Source: LLaMA (Touvron et al., 2023); RoFormer (Su et al., 2021); GQA (Ainslie et al., 2023).
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -71,7 +73,7 @@ class LlamaImpl : public torch::nn::Module {
 
   // Shapes: tokens [B, T], int64; returns [B, T, V] in the dtype of the parameters.
   // Errors: ConfigError for another shape or dtype, for T > max_seq_len, and on CPU for a token
-  // outside [0, V).
+  //         outside [0, V).
   at::Tensor forward(at::Tensor tokens);
 
   const LlamaConfig& config() const { return config_; }

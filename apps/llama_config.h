@@ -25,13 +25,12 @@ struct LlamaConfig {
   bool tied_embeddings = false;  // the head uses tok.weight, and there is no out.weight
 
   // "torch": the defaults of torch::nn (Linear: uniform within 1/sqrt(in), Embedding: normal with
-  // deviation 1), the
-  //          same numbers that PyTorch draws for the same seed, so that loss curves can be
-  //          compared.
+  //          deviation 1), the same numbers that PyTorch draws for the same seed, so that loss
+  //          curves can be compared.
   // "gpt":   every matrix normal with deviation 0.02, wo and w2 with 0.02 / sqrt(2 * n_layers), so
-  // that the residual
-  //          stream does not grow with depth. Use it for real training: the first loss is then
-  //          about log(vocab_size). Source: GPT-2 (Radford et al., 2019) section 2.3.
+  //          that the residual stream does not grow with depth. Use it for real training: the first
+  //          loss is then about log(vocab_size).
+  //          Source: GPT-2 (Radford et al., 2019) section 2.3.
   std::string init = "torch";
 
   int64_t head_dim() const { return dim / n_heads; }

@@ -27,8 +27,9 @@ struct SampleOptions {
 // give the same text. No gradients; the default generator is left alone.
 //
 // Collective: in the sharded modes, as every forward gathers: all ranks call it, with the same
-// arguments. Errors:     ConfigError for an empty prompt, a vocabulary of fewer than 256 tokens, or
-// options out of range.
+//             arguments.
+// Errors:     ConfigError for an empty prompt, a vocabulary of fewer than 256 tokens, or options
+//             out of range.
 std::string sample(Llama model, const std::string& prompt, const SampleOptions& options = {});
 
 // The text with every byte that a terminal does not show as one ASCII character written as \n, \t,

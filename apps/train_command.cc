@@ -4,6 +4,9 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>

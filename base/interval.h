@@ -14,12 +14,11 @@ struct Interval {
 
   int64_t size() const { return end - begin; }
   bool empty() const { return end <= begin; }
-  bool operator==(const Interval& other) const {
-    return begin == other.begin && end == other.end;
-  }
+  bool operator==(const Interval& other) const { return begin == other.begin && end == other.end; }
 };
 
-// The positions in both; where there are none, an empty interval that lies inside or at an end of `a`.
+// The positions in both; where there are none, an empty interval that lies inside or at an end of
+// `a`.
 inline Interval intersect(Interval a, Interval b) {
   const int64_t begin = std::min(std::max(a.begin, b.begin), a.end);
   const int64_t end = std::max(begin, std::min(a.end, b.end));

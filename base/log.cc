@@ -16,7 +16,8 @@ void write_line(const char* kind, const std::string& text) {
   line += kind;
   line += text;
   line += '\n';
-  // One write() per line: the kernel does not mix lines of processes that share the terminal or the file.
+  // One write() per line: the kernel does not mix lines of processes that share the terminal or
+  // the file.
   size_t done = 0;
   while (done < line.size()) {
     const ssize_t n = ::write(STDERR_FILENO, line.data() + done, line.size() - done);

@@ -19,7 +19,8 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return ceil_div(value, multiple) * multiple;
 }
 
-// The index-th of `parts` contiguous parts of [0, size): equal, the first size % parts of them one longer.
+// The index-th of `parts` contiguous parts of [0, size): equal, the first size % parts of them one
+// longer.
 inline Interval even_part(int64_t size, int64_t parts, int64_t index) {
   const int64_t base = size / parts;
   const int64_t longer = size % parts;

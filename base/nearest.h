@@ -8,8 +8,8 @@
 
 namespace tessera::base {
 
-// The candidate with the smallest edit distance to `name` (insert, delete, replace; the first of equals),
-// or "" where even that one differs in more than half of its letters.
+// The candidate with the smallest edit distance to `name` (insert, delete, replace; the first of
+// equals), or "" where even that one differs in more than half of its letters.
 std::string nearest(const std::string& name, const std::vector<std::string>& candidates);
 
 }  // namespace tessera::base

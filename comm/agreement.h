@@ -25,8 +25,7 @@ namespace tessera::comm {
 void all_or_none(const World& world, const std::function<void()>& work);
 
 // Errors: ConfigError on all ranks, naming the first rank whose `value` differs from rank 0's and
-// the first line in
-//         which it does, when not all ranks bring the same text.
+//         the first line in which it does, when not all ranks bring the same text.
 void check_same(const World& world, const std::string& what, const std::string& value);
 
 // The sum over ranks, added in rank order: the same bits on every rank.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/math.h"

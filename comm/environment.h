@@ -19,8 +19,8 @@ struct Environment {
   int local_size = 1;
   std::string master_host;  // empty when size == 1 and none is set
   int master_port = 0;
-  bool store_is_served =
-      false;  // the launcher itself serves the TCPStore: rank 0 connects as a client too
+  // The launcher itself serves the TCPStore: rank 0 connects as a client too.
+  bool store_is_served = false;
   std::string run_id = "none";
   int restart = 0;  // how often the launcher has restarted the ranks of this run
 };

@@ -11,7 +11,8 @@ namespace {
 
 // [Note: tags] Gloo takes tags below 2^31. The low bits count, the high ones are of the exchange's
 // name: ranks that are at different units must wait in vain for each other, with both names in the
-// errors, not take each other's bytes.
+// errors, not take each other's bytes. (1 pair of names in 1024 shares a tag; there the bytes are
+// taken.)
 int tag_of(const std::string& what) {
   uint32_t hash = 2166136261u;  // FNV-1a
   for (const char c : what) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
@@ -80,7 +81,7 @@ void throw_comm_error(const Group& group, const std::string& what, int peer,
       "rank ", group.rank(), ": ", what, peer >= 0 ? base::str(" with rank ", peer) : "",
       " failed: ", reason_of(cause), ". ", peer >= 0 ? base::str("Rank ", peer) : "A rank",
       " has ended, is later than the time limit of ", group.timeout().count() / 1000.0,
-      " s, or runs other modules than this rank; see its output. Restart from a checkpoint."));
+      " s, or runs other modules than this rank; see its output. Start the run again."));
 }
 
 std::string reason_of(const std::exception& cause) {

@@ -9,13 +9,12 @@
 //   exchange.receive(...) for every peer, exchange.send(...) to every peer, exchange.wait_all()
 //
 // Between two ranks several messages can go, told apart by an index that both sides count alike.
-// Receives are posted first, so that no sender waits for a buffer. Empty tensors are not sent: both
-// sides know the sizes.
+// Post receives first where the memory is free, so that no sender waits for a buffer; an
+// all-reduce's means cannot. Empty tensors are not sent: both sides know the sizes.
 //
 // Collective: yes; all ranks of the group make their exchanges in the same order.
 // Errors:     CommError that names the rank, `what` and the peer, when a peer is gone or later than
-// the group's time
-//             limit. The group cannot be used after that.
+//             the group's time limit. The group cannot be used after that.
 
 #include <ATen/core/Tensor.h>
 
@@ -66,8 +65,8 @@ class Exchange {
   size_t received_ = 0;
 };
 
-// Peers in an order in which at any time each rank receives from one rank only: distances 1 to W
-// - 1.
+// Peers in an order in which at any time each rank receives from one rank only: distances 1 to
+// W - 1.
 int peer_to(const Group& group, int distance);
 int peer_from(const Group& group, int distance);
 

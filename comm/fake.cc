@@ -1,7 +1,6 @@
 #include "comm/fake.h"
 
 #include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
-#include <utility>
 
 namespace tessera::comm {
 namespace {

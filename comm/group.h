@@ -25,7 +25,8 @@ namespace tessera::comm {
 class Group {
  public:
   // How a collective travels: kNone in a world of one, kDirect by sends and receives between the
-  // ranks (Gloo), kNative by the backend's own collectives (NCCL, the fake group).
+  // ranks (Gloo; broadcast and barrier excepted), kNative by the backend's own collectives (NCCL,
+  // the fake group).
   enum class Path { kNone, kDirect, kNative };
 
   // Without communication: the only rank of a world of one.
@@ -36,7 +37,6 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  const std::string& name() const { return name_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   Path path() const { return path_; }
@@ -49,8 +49,9 @@ class Group {
   Stream& stream() { return stream_; }
 
   // The first of `count` tags that no exchange under way uses. Tags keep the messages of successive
-  // collectives apart; all ranks count alike because they issue alike. Requires: count <
-  // 2^kTagBits. See [Note: tags].
+  // collectives apart; all ranks count alike because they issue alike. See [Note: tags].
+  //
+  // Requires: count < 2^kTagBits.
   int next_tags(int64_t count);
   static constexpr int kTagBits = 20;
 

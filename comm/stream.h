@@ -7,7 +7,7 @@
 // reference). The closure must hold every tensor it uses, by value.
 //
 // Stream: run() returns at once under kWorker; the host waits only in Event::wait() and in the
-// destructor.
+//         destructor.
 
 #include <exception>
 #include <functional>
@@ -23,7 +23,7 @@ class Event {
   bool done() const;
   // Returns when the closure has ended.
   // Errors: what the closure threw; or, when a closure before it on the stream threw, the same
-  // error.
+  //         error.
   void wait() const;
 
   struct State;

@@ -45,8 +45,9 @@ std::shared_ptr<World::Groups> groups_of_one() {
   return groups;
 }
 
-// Gloo and the store write to sockets without MSG_NOSIGNAL: a write to a peer that has died would end this process by
-// SIGPIPE, without a word, before the error could be raised that names the peer. A handler of the user's stays.
+// Gloo and the store write to sockets without MSG_NOSIGNAL: a write to a peer that has died would
+// end this process by SIGPIPE, without a word, before the error could be raised that names the
+// peer. A handler of the user's stays.
 void ignore_broken_pipes() {
   struct sigaction action {};
   if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;

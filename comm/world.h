@@ -3,8 +3,8 @@
 
 // The World is this process's place among the ranks of a run, and the groups they talk over:
 //
-//   gather()   all-gathers of parameters          separate groups, so that a gather for the next
-//   unit overlaps reduce()   reductions of gradients            with the reduction of the last one
+//   gather()   all-gathers of parameters   } separate groups, so that a gather for the next unit
+//   reduce()   reductions of gradients     } overlaps with the reduction of the last one
 //   host()     small agreements: errors, norms, maps of used parameters; never on the device
 //
 // A handle: copies share the groups. The groups close when the last copy goes.
@@ -55,16 +55,18 @@ class World {
 
 // The world that the environment describes (see environment.h). One process alone needs no network.
 //
-// Ensures:    SIGPIPE is ignored where there are peers and nothing else was set for it: a peer's death is an exception.
+// Ensures:    SIGPIPE is ignored where there are peers and nothing else was set for it: a peer's
+//             death is an exception.
 // Collective: yes, all ranks of the run, before any other collective.
 // Errors:     ConfigError when the environment is contradictory or the port is taken; CommError
-// when ranks do not
-//             arrive within init_timeout (the message lists them).
+//             when ranks do not arrive within init_timeout (the message lists them).
 World init(const Options& options = {});
 World init(const Environment& environment, const Options& options);
 
 // The world of `size` ranks that meet in `store` (for tests: threads of one process over a
-// HashStore). Collective: yes.
+// HashStore).
+//
+// Collective: yes.
 World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               const Options& options = {});
 

@@ -17,7 +17,7 @@
 // others.
 //
 // Cost: reads each file once, a block of 1 MiB at a time; memory does not grow with the size of the
-// text.
+//       text.
 
 #include <cstdint>
 #include <string>

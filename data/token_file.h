@@ -22,8 +22,8 @@
 //   - has an odd size.
 //
 // Cost: address space of the file's size; pages are read when touched and belong to the page cache.
-// The file must not be truncated while it is open (the kernel answers a read past its end with
-// SIGBUS); writing through TokenFileWriter, which renames, is safe.
+//       The file must not be truncated while it is open (the kernel answers a read past its end
+//       with SIGBUS); writing through TokenFileWriter, which renames, is safe.
 // Reading from several threads is safe.
 // Source: karpathy/llm.c, dev/data/data_common.py; karpathy/nanoGPT, data/openwebtext/prepare.py.
 

@@ -27,8 +27,8 @@ class TokenFileWriter {
   void append(uint16_t token) { append(&token, 1); }
 
   // Writes the header and puts the file in place. To be called once, last: a writer that is
-  // destroyed without it leaves no file. Errors: also ConfigError when there is not one token:
-  // nobody can read such a file.
+  // destroyed without it leaves no file.
+  // Errors: also ConfigError when there is not one token: nobody can read such a file.
   void finish();
 
   // Tokens appended so far.

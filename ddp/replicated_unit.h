@@ -5,8 +5,7 @@
 // averaged together.
 //
 //   unshard        makes compute-dtype copies of the masters and puts them in the parameters'
-//   place; nothing to do where
-//                  the dtypes are the same
+//                  place; nothing to do where the dtypes are the same
 //   reshard        puts the masters back; the copies are gone
 //   reduce_grads   the bucket of gradients is averaged over ranks in place
 //
@@ -14,8 +13,8 @@
 // micro-batch of a window, and later ones are added in place.
 //
 // Bytes:       m*N masters and m*N gradients (from the first backward on); + c*N copies in forward
-// and backward where
-//              compute has another dtype; + m*N*(W-1)/W received gradients while reducing.
+//              and backward where compute has another dtype; + m*N*(W-1)/W received gradients
+//              while reducing.
 //              (W: ranks; N: elements; m, c: bytes per element of masters and compute.)
 // Collectives: one all-reduce of m*N per window.
 // Source:      PyTorch Distributed (Li et al., 2020, sec. 3.2): buckets under the rest of backward.

@@ -141,8 +141,8 @@ auto run_hooked(ForwardHook& hook, Forward forward) {
   auto result = forward();
   std::vector<at::Tensor> outputs;
   ForwardResult<decltype(result)>::visit(result, [&](at::Tensor& t) { outputs.push_back(t); });
-  guard.hook = nullptr;
   hook.after_forward(outputs);
+  guard.hook = nullptr;
   return result;
 }
 

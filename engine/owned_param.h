@@ -6,7 +6,7 @@
 //
 //   sharded      a slice of the parameter, maybe empty; primary() == elements()
 //   replicated   the whole parameter, elements() == [0, numel); primary() is this rank's even part
-//   of it
+//                of it
 //
 // Over all ranks the primaries partition the parameter: whoever sums or saves uses only the primary
 // part, so that nothing is counted or written twice.
@@ -46,11 +46,9 @@ class OwnedParam {
 
   // Shapes:  1-D, elements().size() long, in the master precision; shares the parameter's memory.
   // Ensures: writing it in place bumps the parameter's version, so that a backward over values that
-  // were
-  //          overwritten throws as it does in PyTorch.
+  //          were overwritten throws as it does in PyTorch.
   // Errors:  ConfigError while the unit is unsharded (between a forward with a graph and the end of
-  // its
-  //          backward).
+  //          its backward).
   at::Tensor value() const;
 
   // Shapes: like value(), or undefined when the parameter has no gradient.

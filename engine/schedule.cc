@@ -1,16 +1,13 @@
 #include "engine/schedule.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/agreement.h"
 
 namespace tessera::engine {
 

@@ -6,35 +6,36 @@
 // parallelized model.
 //
 // One step, sharded:
-//   forward of the root    leftovers of an earlier forward are dropped; the root's own units become
-//   whole and stay forward of a site      its units become whole; the next site's are asked for (by
-//   the order the first step taught);
-//                          afterwards they are dropped, except the last site's, which backward
-//                          needs first
-//   backward into a site   its units become whole again; the site before is asked for
-//   a unit's last gradient its reduction is issued when its turn comes
-//   end of a site          when the gradients of its inputs are there, all of its operations have
-//   run: what it has not got
-//                          by then will not come; it is dropped
-//   end of backward        ranks agree which units and parameters had gradients; units with missing
-//   ones are reduced
-//                          (zeros for those), all reductions are waited for, everything is dropped,
-//                          .grad is set
+//   forward of the root      leftovers of an earlier forward are dropped; the root's own units
+//                            become whole and stay so
+//   forward of a site        its units become whole; the next site's are asked for (by the order
+//                            the first step taught); afterwards they are dropped, except the last
+//                            site's, which backward needs first
+//   backward into a site     its units become whole again; the site before is asked for
+//   a unit's last gradient   its reduction is issued when its turn comes
+//   end of a site            when the gradients of its inputs are there, all of its operations have
+//                            run: what it has not got by then will not come; it is dropped
+//   end of backward          ranks agree which units and parameters had gradients; units with
+//                            missing ones are reduced (zeros for those), all reductions are waited
+//                            for, everything is dropped, .grad is set
+//
 // Replicated: the same with one site, the root.
 //
 // [Note: order of reductions] All ranks must issue reductions in one order, and a parameter unused
 // on one rank makes its unit complete there only at the end of backward. So a complete unit waits
 // for the units before it in an agreed order: at first that of the sites, backwards; after the
-// first backward the one in which rank 0's units became complete.
+// first backward the one in which rank 0's units became complete. A unit whose site has no live
+// graph is not waited for.
 //
-// [Note: end of a site] Every tensor that enters a site's forward and has a gradient is replaced by
-// an alias, made before the site's own operations. Autograd runs operations of a thread in the
-// reverse order of their making, and accumulates into parameters before anything else; so when the
-// gradient of the alias is there, everything the site made has run, and nothing will read its
-// parameters again. Frozen parameters need this (they have no gradients to count), and parameters
-// that a forward did not use (theirs do not come). A site whose inputs have no gradients, or with
-// another forward whose graph is still alive, is dropped when its gradients are complete, or else
-// at the end of backward.
+// [Note: end of a site] Every tensor argument of a site's forward (not one inside a container) that
+// needs a gradient is replaced by an alias (or by its cast), made before the site's own operations.
+// Autograd runs operations of a thread in the reverse order of their making, and accumulates into
+// parameters before anything else; so when the gradient of the alias is there, everything the site
+// made has run, and nothing will read its parameters again. Frozen parameters need this (they have
+// no gradients to count), and parameters that a forward did not use (theirs do not come). A site
+// none of whose arguments needs a gradient is dropped when its gradients are complete. One with
+// several live forwards is dropped when all of them have ended. Else (an argument that forward did
+// not use, a forward not in this backward) at the end of backward.
 //
 // A wrong guess of what comes next costs time and memory, never a result. A forward that throws
 // leaves every unit sharded. A backward that throws is cleaned up by the next forward or backward,
@@ -44,8 +45,9 @@
 // only.
 //
 // Collective: forward and backward of the model are: all ranks run the same sites in the same
-// order. Stream:     the host waits for a unit's gather when the unit is needed, and for reductions
-// at the end of backward.
+//             order.
+// Stream:     the host waits for a unit's gather when the unit is needed, and for reductions at the
+//             end of backward.
 
 #include <memory>
 #include <string>
@@ -63,8 +65,8 @@ struct Rules {
   // first) or kAlways.
   enum class Drop { kNever, kDefault, kAlways };
   Drop drop_after_forward = Drop::kDefault;
-  // A site's units are dropped in backward as soon as all their gradients are there, else at its
-  // end.
+  // A site's units are dropped in backward at the site's end, see [Note: end of a site]; else at
+  // the end of backward.
   bool drop_in_backward = true;
   // Every micro-batch's gradients are reduced (and summed where they are owned), else only the last
   // one's of a window.

@@ -6,22 +6,23 @@
 // fsdp::ShardedUnit and ddp::ReplicatedUnit.
 //
 //   parameters:  kSharded --unshard--> kGathering --wait_unshard--> kReady --reshard--> kSharded
-//   gradients:   kIdle --reduce_grads--> kReducing --wait_grads--> kIdle        (independent of the
-//   line above)
+//   gradients:   kIdle --reduce_grads--> kReducing --wait_grads--> kIdle
+//
+// The two states do not depend on each other.
 //
 // In kSharded the user's parameters are what this rank owns in master precision (a slice, or the
 // whole parameter where it is replicated); in kReady they are whole, in compute precision. The
 // user's tensor is the same object in both: its data is swapped by set_data.
 //
-// Gradients in one backward: begin_backward, then take_grad per parameter as autograd delivers
-// them, reduce_grads, wait_grads, and publish, which sets each parameter's .grad to what this rank
-// owns of the mean.
+// Gradients in one backward: begin_backward; then each gradient is taken as autograd delivers it;
+// reduce_grads, wait_grads, and publish, which sets each parameter's .grad to what this rank owns
+// of the mean.
 //
 // A unit holds parameters of one dtype and one requires_grad. Public verbs check the states and
 // leave the work to the do_ functions of the kind.
 //
-// Stream: verbs return at once; only the wait_ verbs wait on the host. One host thread calls a
-// unit.
+// Stream: verbs return at once; only the wait_ verbs, and reshard from kGathering, wait on the
+//         host. One host thread calls a unit.
 
 #include <ATen/core/Tensor.h>
 
@@ -62,7 +63,7 @@ class Unit {
   enum class GradState { kIdle, kReducing };
 
   // Requires: params is not empty; one dtype, one requires_grad, contiguous, without gradients (the
-  // planner checks).
+  //           planner checks).
   Unit(std::string name, std::vector<UnitParam> params, UnitContext context);
   // Takes the hooks off the user's parameters.
   virtual ~Unit();
@@ -83,10 +84,9 @@ class Unit {
 
   // Starts making the parameters whole.
   // Requires:   kSharded.
-  // Errors:     ConfigError, before the collective, when a parameter's data was replaced
-  // (torch::load, to(), set_data) or
-  //             its requires_grad changed since the unit was made.
   // Collective: yes where sharded; all ranks, same order of units.
+  // Errors:     ConfigError, before the collective, when a parameter's data was replaced
+  //             (torch::load, to(), set_data) or its requires_grad changed since the unit was made.
   void unshard();
   // Requires: kGathering. Ensures: kReady. Errors: CommError of the gather.
   void wait_unshard();
@@ -95,8 +95,9 @@ class Unit {
   void reshard();
 
   // Starts the mean over ranks of the gradients taken since begin_backward; a parameter without one
-  // counts zeros. Requires:   kIdle, trainable(), after begin_backward. Collective: yes; all ranks,
-  // same order of units.
+  // counts zeros.
+  // Requires:   kIdle, trainable(), after begin_backward.
+  // Collective: yes; all ranks, same order of units.
   void reduce_grads();
   // Requires: kReducing. Ensures: kIdle. Errors: CommError of the reduction.
   void wait_grads();
@@ -110,12 +111,14 @@ class Unit {
   // before.
   void append_used(std::vector<uint8_t>& flags) const;
   // Ends the backward: where used[i] is 1, parameter i's .grad becomes this rank's part; elsewhere
-  // it stays undefined. Requires: kIdle, kSharded, params().size() flags: those of append_used,
-  // combined over ranks where grads were reduced.
+  // it stays undefined.
+  // Requires: kIdle, kSharded, params().size() flags: those of append_used, combined over ranks
+  //           where grads were reduced.
   void publish(const uint8_t* used);
   // Ends a backward of the model that failed: all gradients are dropped, also those from before.
   // Where they were added to in place they cannot be had back; and what a zero_grad since then
-  // dropped must not return. Requires: kIdle, kSharded.
+  // dropped must not return.
+  // Requires: kIdle, kSharded.
   void abandon_backward();
 
   // Called after a gradient was taken.

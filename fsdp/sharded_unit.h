@@ -6,16 +6,18 @@
 // element of masters, compute and reduction.)
 //
 //   unshard        fills the unit's storage, casts this rank's masters into their slot, gathers the
-//   others in place wait_unshard   the user's parameters become views of the storage reshard they
-//   become this rank's slices again (1-D, maybe empty); the storage is emptied reduce_grads   full
-//   gradients are averaged over ranks into this rank's slice, added to what .grad held
+//                  others in place
+//   wait_unshard   the user's parameters become views of the storage
+//   reshard        they become this rank's slices again (1-D, maybe empty); the storage is emptied
+//   reduce_grads   full gradients are averaged over ranks into this rank's slice, added to what
+//                  .grad held
 //
 // Bytes:       m*N/W masters and m*N/W gradients always (gradients from the first backward on);
 //              + c*N while gathered; + r*N full gradients and r*N*(W-1)/W received ones while
 //              reducing.
 // Collectives: one all-gather of c*N per unshard, one reduce-scatter of r*N per backward.
 // Source:      ZeRO stage 3 (Rajbhandari et al., 2020, sec. 5); PyTorch FSDP (Zhao et al., 2023,
-// sec. 3).
+//              sec. 3).
 
 #include <ATen/core/Tensor.h>
 
@@ -66,12 +68,11 @@ class ShardedUnit : public engine::Unit {
   std::vector<at::Tensor> full_params_;  // views of full_, per parameter
   comm::Event gathered_;
 
-  at::Tensor
-      full_grads_;  // [W * S], reduce dtype; from the first gradient to the end of the reduction
-  at::Tensor owned_grads_;  // [S], master dtype
-  std::vector<at::Tensor>
-      grad_slices_;            // on owned_grads_'s storage, per parameter; what .grad is set to
-  std::vector<uint8_t> held_;  // per parameter: owned_grads_ holds a gradient to add to
+  // [W * S], reduce dtype; from the first gradient of a backward to the end of the reduction.
+  at::Tensor full_grads_;
+  at::Tensor owned_grads_;               // [S], master dtype
+  std::vector<at::Tensor> grad_slices_;  // on owned_grads_'s storage; what .grad is set to
+  std::vector<uint8_t> held_;            // per parameter: owned_grads_ holds a gradient to add to
   comm::Event reduced_;
 };
 

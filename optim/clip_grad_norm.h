@@ -16,14 +16,15 @@
 namespace tessera::optim {
 
 // Returns the sum of its argument over all ranks that share the parameters, the same bits on each
-// of them. With one rank: the argument. **Collective** on the host group, since the sum is needed
-// on the host.
+// of them. With one rank: the argument.
+//
+// Collective: on the host group, since the sum is needed on the host.
 using SumOverRanks = std::function<double(double)>;
 
 // The 2-norm of the gradients of whole parameters; parameters without a gradient count as zeros.
 // The same on every rank.
 //
-// **Collective**: calls sum_over_ranks once, also where this rank owns nothing.
+// Collective: calls sum_over_ranks once, also where this rank owns nothing.
 double grad_norm(const std::vector<OwnedParam>& params, const SumOverRanks& sum_over_ranks);
 
 // Multiplies the gradients in place by min(1, max_norm / (norm + 1e-6)), as PyTorch does, and
@@ -31,8 +32,8 @@ double grad_norm(const std::vector<OwnedParam>& params, const SumOverRanks& sum_
 // not finite leaves the gradients as they are, on every rank alike: the caller decides whether to
 // skip the step.
 //
-// **Collective**: as grad_norm().
-// Errors: ConfigError unless max_norm is positive.
+// Collective: as grad_norm().
+// Errors:     ConfigError unless max_norm is positive.
 double clip_grad_norm(const std::vector<OwnedParam>& params, double max_norm,
                       const SumOverRanks& sum_over_ranks);
 

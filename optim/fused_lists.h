@@ -16,7 +16,7 @@
 //   in place   whole vectors, a view of the slice
 //   padded     what is left before the rest begins: copied into a vector, and back after the call
 //   rest       a view where the slice has all of it; else copied to its place in a tensor as long
-//   as the whole rest
+//              as the whole rest
 //
 // A slice that needs no cut is passed as it is: always in replicated modes, and wherever a slice of
 // the parameter holds whole vectors. A cut costs copies of less than two vectors per tensor. On

@@ -28,7 +28,7 @@ enum class DecayType {
 struct LrSchedule {
   double base_lr = 1e-3;  // the peak
   int64_t warmup_steps = 0;
-  int64_t total_steps = 0;  // steps of the whole run, warm-up included; must be set
+  int64_t total_steps = 0;   // steps of the whole run, warm-up included; must be set
   int64_t decay_steps = -1;  // the last ones; -1: all after the warm-up
   DecayType decay_type = DecayType::kCosine;
   double min_lr_factor = 0.0;  // the minimum as a part of the peak
@@ -40,7 +40,7 @@ struct LrSchedule {
   double lr(int64_t step) const;
 
   // Errors: ConfigError that names the field. lr() calls it; call it early to fail before the first
-  // step.
+  //         step.
   void validate() const;
 };
 

@@ -5,8 +5,9 @@
 // group and step; the bits are those of at::_fused_sgd_ on whole parameters in every strategy (see
 // optim/fused_lists.h):
 //
-//   g = grad + weight_decay * value;  m = momentum * m + g;  value -= lr * (nesterov ? g + momentum
-//   * m : m)
+//   g = grad + weight_decay * value
+//   m = momentum * m + g
+//   value -= lr * (nesterov ? g + momentum * m : m)
 //
 // Costs one tensor like the value per parameter with momentum, made at its first gradient, none
 // without, and no collective. A parameter without a gradient keeps value and state untouched: no

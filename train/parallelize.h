@@ -110,7 +110,7 @@ class Parallel {
 //
 // Collective: yes, all ranks with the same model and policy.
 // Errors:     ConfigError on all ranks alike (see train/unit_plan.h; ranks that disagree are
-// named).
+//             named).
 Parallel parallelize(std::shared_ptr<torch::nn::Module> model, const comm::World& world,
                      const Policy& policy);
 

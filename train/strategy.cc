@@ -7,8 +7,8 @@ namespace tessera::train {
 const std::vector<StrategyRow>& strategy_table() {
   using Drop = engine::Rules::Drop;
   static const std::vector<StrategyRow> table = {
-      // strategy, name, shards_params, {drop_after_forward, drop_in_backward,
-      // reduce_every_micro_batch, prefetch}
+      // strategy, name, shards_params,
+      //     {drop_after_forward, drop_in_backward, reduce_every_micro_batch, prefetch}
       {Strategy::kReplicate, "ddp", false, {Drop::kNever, false, false, false}},
       {Strategy::kFullShard, "fsdp", true, {Drop::kDefault, true, true, true}},
   };

@@ -20,8 +20,8 @@ namespace train {
 struct StrategyRow {
   Strategy strategy;
   const char* name;    // in configurations and messages
-  bool shards_params;  // units are fsdp::ShardedUnit per site, else ddp::ReplicatedUnit buckets of
-                       // the root
+  bool shards_params;  // units are fsdp::ShardedUnit per site, else ddp::ReplicatedUnit buckets
+                       // of the root
   engine::Rules rules;
 };
 

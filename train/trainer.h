@@ -9,7 +9,8 @@
 // batches, and that no rank's loss and no gradient is NaN or infinite. A fault on one rank ends the
 // step on all of them, with the rank named.
 //
-// Collectives: three small ones a step on the host group, beside those of the model.
+// Collectives: three small ones a step, four where it reports, on the host group, beside those of
+//              the model.
 
 #include <ATen/core/Tensor.h>
 
@@ -51,7 +52,7 @@ class Trainer {
   //
   // Collective: yes.
   // Errors:     ConfigError on all ranks for bad data or a loss that is not finite; CommError when
-  // a peer is gone.
+  //             a peer is gone.
   double run();
 
  private:

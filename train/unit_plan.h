@@ -6,7 +6,7 @@
 // the rest:
 //
 //   - a parameter that is used in several picked modules (tied) belongs to the root, which is whole
-//   during all of them
+//     during all of them
 //   - parameters that differ in dtype or requires_grad go to sibling units of the same module
 //
 // The plan is the same on all ranks when the model is.
@@ -47,10 +47,9 @@ struct PlannedSite {
 // left out).
 //
 // Errors: ConfigError that names the module or the parameter: the root or a picked module was not
-// declared by
-//         TESSERA_MODULE (its forward cannot be hooked); the rule picks nothing (an empty rule
-//         means: only the root); a parameter is not contiguous, is not on the CPU, or has a
-//         gradient already.
+//         declared by TESSERA_MODULE (its forward cannot be hooked); the rule picks nothing (an
+//         empty rule means: only the root); a parameter is not contiguous, is not on the CPU, or
+//         has a gradient already.
 std::vector<PlannedSite> plan_units(torch::nn::Module& root, const UnitRule& rule);
 
 // The same parameters in buckets of at most `bucket_bytes` of gradients (a larger parameter has one

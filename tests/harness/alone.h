@@ -9,8 +9,8 @@
 //   mean over ranks of ( sum over micro-batches of ( gradient of loss / M ) )
 //
 // Single precision is not associative, so the order of the sums is part of the truth. Ranks are
-// summed in rank order,
-// ((g0 + g1) + g2) + g3, and the sum is divided by W; which sum is inside depends on the strategy:
+// summed in rank order, ((g0 + g1) + g2) + g3, and the sum is divided by W; which sum is inside
+// depends on the strategy:
 //
 //   kMicroBatchFirst   replicated: a rank sums its micro-batches, then ranks are summed once
 //   kRankFirst         sharded: ranks are summed for each micro-batch, then micro-batches

@@ -16,9 +16,9 @@ namespace tessera::harness {
 // Runs fn on `size` ranks and returns when all have ended.
 //
 // Ensures: ends within about `timeout` after a rank has ended early, since collectives that wait
-// for it fail. Errors:  std::runtime_error with the texts of all ranks that threw, in the order in
-// which they threw: the first is
-//          the cause, the others mostly waited for it.
+//          for it fail.
+// Errors:  std::runtime_error with the texts of all ranks that threw, in the order in which they
+//          threw: the first is the cause, the others mostly waited for it.
 void run_ranks(int size, const std::function<void(comm::World&)>& fn,
                std::chrono::milliseconds timeout = std::chrono::seconds(20));
 

@@ -15,7 +15,7 @@ namespace tessera::harness {
 // Reads F32, F64, BF16 and I64 tensors; the header's __metadata__ is skipped.
 //
 // Errors: std::runtime_error with the path for a file that is missing, torn or has another type in
-// it.
+//         it.
 std::map<std::string, at::Tensor> read_tensor_file(const std::string& path);
 
 }  // namespace tessera::harness

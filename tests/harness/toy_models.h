@@ -9,7 +9,8 @@
 //   mlp        three blocks of odd widths with skips, and a parameter of the root
 //   tied       an embedding whose weight is also the head, around two blocks
 //   partial    frozen parameters, unused ones in a unit and in the root, and some that a flag in
-//   the input turns on llama      apps/llama.h with the smallest sizes that have all of its parts
+//              the input turns on
+//   llama      apps/llama.h with the smallest sizes that have all of its parts
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>

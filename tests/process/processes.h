@@ -100,7 +100,8 @@ class Processes : public testing::Test {
   // Starts, waits, and expects that it ended in time and that no process is left.
   Outcome run(const Strings& argv, const Strings& environment = {});
 
-  // The lines of metrics.jsonl, parsed; none when the file is not there. Errors: of nlohmann::json.
+  // The lines of metrics.jsonl, parsed; none when the file is not there.
+  // Errors: nlohmann::json's own.
   std::vector<nlohmann::json> metrics() const;
   void forget_metrics() const;
   int64_t reported_steps() const;

@@ -138,9 +138,9 @@ TEST_F(Training, ReportsEveryLogFreqStepsAndTheFirstAndTheLast) {
   EXPECT_LT(lines[3].at("lr").get<double>(), lines[1].at("lr").get<double>());
 
   // torchtitan's line, one for each line of JSON and from rank 0 alone.
-  const std::regex pattern(
-      R"(step: +\d+  loss: +\d+\.\d{5}  grad_norm: +\d+\.\d{4}  memory: +\d+\.\d\dGiB\(\d+\.\d\d%\)  )"
-      R"(tps: [\d,]+  tflops: \d+\.\d\d  mfu: \d+\.\d\d%)");
+  const std::regex pattern(R"(step: +\d+  loss: +\d+\.\d{5}  grad_norm: +\d+\.\d{4}  )"
+                           R"(memory: +\d+\.\d\dGiB\(\d+\.\d\d%\)  )"
+                           R"(tps: [\d,]+  tflops: \d+\.\d\d  mfu: \d+\.\d\d%)");
   std::istringstream out(last_.out);
   size_t num_lines = 0;
   for (std::string line; std::getline(out, line); ++num_lines) {
