@@ -150,7 +150,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   bool as_learned_ = false;           // this step has followed it so far
 
   // Backward.
-  int graph_task_ = -1;  // autograd's id of the backward that runs or has failed; -1 for none
+  int graph_task_ = -1;       // autograd's id of the backward that runs or has failed; -1 for none
+  bool keeps_graph_ = false;  // that backward retains its graph
   std::weak_ptr<void> running_;   // alive while that backward has not ended
   size_t backward_position_ = 0;  // in forward_order_, of the site entered last
   std::vector<Unit*> reduce_order_;

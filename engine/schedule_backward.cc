@@ -26,6 +26,7 @@ void Schedule::start_backward() {
                        "re-entrant checkpoint): not supported. Use one backward.");
   recover();
   graph_task_ = torch::autograd::get_current_graph_task_id();
+  keeps_graph_ = torch::autograd::get_current_graph_task_keep_graph();
   backward_position_ = forward_order_.size();
   auto running = std::make_shared<int>(graph_task_);
   running_ = running;
@@ -138,6 +139,12 @@ void Schedule::end_backward() {
   drop_all();
   publish(used);
   if (reduced && !reduce_order_agreed_) agree_on_order();
+  // The graph itself may live on: in a loss that the user keeps.
+  for (auto& site : sites_) {
+    for (const std::shared_ptr<Call>& call : site->live_calls()) {
+      if (call->graph_task == graph_task_ && !keeps_graph_) call->spent = true;
+    }
+  }
   forget_backward();
 }
 
@@ -164,8 +171,7 @@ std::vector<uint8_t> Schedule::agree_on_used(bool reduced) {
     TESSERA_CHECK_CONFIG(
         flags[at] + flags[at + 1] == 1, "the backward of unit '", unit->name(),
         "' ran on some ranks and not on others. All ranks must run the same units: let each rank's "
-        "loss depend "
-        "on every output (add 0 * output.sum() where a batch has no targets for it).");
+        "loss depend on every output (add 0 * output.sum() where a batch has no targets for it).");
     at += 2 + unit->params().size();
   }
   return flags;

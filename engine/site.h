@@ -24,6 +24,7 @@ class Site;
 struct Call {
   Site* site;
   int num_inputs = 0;  // that were replaced by aliases
+  bool spent = false;  // a backward that did not retain its graph has run: none will again
   // In the backward `graph_task`:
   int graph_task = -1;
   int num_input_grads = 0;
@@ -50,11 +51,12 @@ class Site : public ForwardHook {
   void after_forward(const std::vector<at::Tensor>& outputs) override;
   void forward_failed() noexcept override;
 
-  // Calls whose graph is alive.
+  // Calls that a backward may still come to.
   std::vector<std::shared_ptr<Call>> live_calls() {
     std::vector<std::shared_ptr<Call>> live;
     for (const std::weak_ptr<Call>& weak : calls) {
-      if (std::shared_ptr<Call> call = weak.lock()) live.push_back(std::move(call));
+      std::shared_ptr<Call> call = weak.lock();
+      if (call != nullptr && !call->spent) live.push_back(std::move(call));
     }
     calls.assign(live.begin(), live.end());
     return live;

@@ -112,9 +112,11 @@ TEST_P(Odd, GradientsAreAlonesAndNoMoreThanTwoBlocksAreWhole) {
   harness::run_ranks(kRanks, [&](comm::World& world) {
     OddModel model(GetParam());
     Parallel parallel = parallelize(model, world, sharded());
+    std::vector<at::Tensor> losses;  // kept, as a user may: their graphs live on
     for (int step = 0; step < 3; ++step) {
       if (step == 1) parallel.ledger().reset_peaks();  // The first step learns the order.
-      model(input_of(world.rank())).sum().backward();
+      losses.push_back(model(input_of(world.rank())).sum());
+      losses.back().backward();
       for (const OwnedParam& owned : parallel.owned_params()) {
         const at::Tensor& first = alone[0][owned.name()];
         if (!first.defined()) {
