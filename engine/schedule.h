@@ -13,7 +13,7 @@
 //                            site's, which backward needs first
 //   backward into a site     its units become whole again; the site before is asked for
 //   a unit's last gradient   its reduction is issued when its turn comes
-//   end of a site            when the gradients of its inputs are there, all of its operations have
+//   end of a site            when an input has its gradient, all of the operations of the site have
 //                            run: what it has not got by then will not come; it is dropped
 //   end of backward          ranks agree which units and parameters had gradients; units with
 //                            missing ones are reduced (zeros for those), all reductions are waited
@@ -30,12 +30,13 @@
 // [Note: end of a site] Every tensor argument of a site's forward (not one inside a container) that
 // needs a gradient is replaced by an alias (or by its cast), made before the site's own operations.
 // Autograd runs operations of a thread in the reverse order of their making, and accumulates into
-// parameters before anything else; so when the gradient of the alias is there, everything the site
-// made has run, and nothing will read its parameters again. Frozen parameters need this (they have
-// no gradients to count), and parameters that a forward did not use (theirs do not come). A site
-// none of whose arguments needs a gradient is dropped when its gradients are complete. One with
-// several live forwards is dropped when all of them have ended. Else (an argument that forward did
-// not use, a forward not in this backward) at the end of backward.
+// parameters before anything else; so when the first of the aliases has its gradient, everything
+// the site made has run, and nothing will read its parameters again. Frozen parameters need this
+// (they have no gradients to count), and parameters that a forward did not use (theirs do not
+// come). A site none of whose arguments needs a gradient is dropped when its gradients are
+// complete. One with several live forwards is dropped when all of them have ended. Else (no
+// argument of that forward gets a gradient, a forward is not in this backward) at the end of
+// backward.
 //
 // A wrong guess of what comes next costs time and memory, never a result. A forward that throws
 // leaves every unit sharded. A backward that throws is cleaned up by the next forward or backward,

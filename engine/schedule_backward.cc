@@ -53,10 +53,9 @@ void Schedule::enter_backward(Call& call) {
 
 void Schedule::on_input_grad(Call& call) {
   // Without an output's gradient the site did not run in this backward.
-  if (!computing_backward() || !call.site->entered) return;
+  if (!computing_backward() || !call.site->entered || call.ended_in(graph_task_)) return;
   call.come_to(graph_task_);
-  ++call.num_input_grads;
-  if (!call.ended_in(graph_task_)) return;
+  call.ended = true;
   for (const std::shared_ptr<Call>& other : call.site->live_calls()) {
     if (!other->ended_in(graph_task_)) return;  // May be part of this backward, and still to come.
   }
@@ -94,7 +93,7 @@ void Schedule::on_grad(Unit& unit) {
   // Where the end of the site will be seen, it is waited for. See [Note: end of a site].
   Site& site = *states_[&unit].site;
   for (const std::shared_ptr<Call>& call : site.live_calls()) {
-    if (call->num_inputs > 0) return;
+    if (call->has_aliases) return;
   }
   const bool done = std::all_of(site.units.begin(), site.units.end(), [&](const Unit* u) {
     return u->trainable() && states_[u].complete;

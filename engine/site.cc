@@ -35,7 +35,7 @@ at::Tensor Site::input(const at::Tensor& argument) {
     return input;
   if (input.is_same(argument)) input = at::alias(argument);
   const std::shared_ptr<Call>& call = open_calls.back();
-  ++call->num_inputs;
+  call->has_aliases = true;
   input.register_hook([weak = owner->weak_from_this(), call](const at::Tensor&) {
     if (const std::shared_ptr<Schedule> schedule = weak.lock()) schedule->on_input_grad(*call);
   });

@@ -23,19 +23,17 @@ class Site;
 // See [Note: end of a site]. Held by the hooks in the graph: it goes when the graph does.
 struct Call {
   Site* site;
-  int num_inputs = 0;  // that were replaced by aliases
-  bool spent = false;  // a backward that did not retain its graph has run: none will again
+  bool has_aliases = false;  // of inputs
+  bool spent = false;        // a backward that did not retain its graph has run: none will again
   // In the backward `graph_task`:
   int graph_task = -1;
-  int num_input_grads = 0;
+  bool ended = false;
 
   void come_to(int task) {
-    if (graph_task != task) num_input_grads = 0;
+    if (graph_task != task) ended = false;
     graph_task = task;
   }
-  bool ended_in(int task) const {
-    return graph_task == task && num_inputs > 0 && num_input_grads == num_inputs;
-  }
+  bool ended_in(int task) const { return graph_task == task && ended; }
 };
 
 class Site : public ForwardHook {
