@@ -32,8 +32,8 @@ constexpr int kInternalCode = 4;
 
 constexpr const char* kMainFooter = R"(
 Examples:
-  tessera prepare --output data/code --extensions .h,.cc src      text to tokens
-  tessera train --training.dataset_path=data/code                 train alone
+  tessera prepare --output runs/code --extensions .h,.cc src      text to tokens
+  tessera train --training.dataset_path=runs/code                 train alone
   tessera launch --nproc-per-node 2 -- tessera train run.toml     train on 2 ranks of this machine
   tessera train --help                                            all configuration keys
 )";
@@ -53,7 +53,7 @@ The configuration is: the defaults below, then RUN.toml, then --section.key=valu
 --section.key value) from left to right. In a file:
 
   [training]
-  dataset_path = "data/code"
+  dataset_path = "runs/code"
   steps = 200
 
 Examples:
@@ -71,7 +71,7 @@ Writes DIR/train.bin, DIR/val.bin (with --validation-fraction) and DIR/meta.json
 byte; a separator follows each document. A document is a file; folders are read with all below.
 
 Example:
-  tessera prepare --output data/code --extensions .h,.cc --validation-fraction 0.05 src include
+  tessera prepare --output runs/code --extensions .h,.cc --validation-fraction 0.05 src include
 )";
 
 constexpr const char* kLaunchFooter = R"(

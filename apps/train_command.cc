@@ -46,15 +46,19 @@ Dataset find_dataset(const std::string& path) {
                        "': no such file or folder. Make one with "
                        "`tessera prepare --output ",
                        path, " PATH...`.");
-  if (!fs::is_directory(path)) return {path, 0};
-  const std::string meta_path = path + "/meta.json";
+  const bool is_folder = fs::is_directory(path);
+  const std::string folder = is_folder ? path : fs::path(path).parent_path().string();
+  const std::string meta_path = (fs::path(folder) / "meta.json").string();
+  // A single file may be one of such a folder.
+  if (!is_folder && !fs::exists(meta_path)) return {path, 0};
   std::ifstream in(meta_path);
   TESSERA_CHECK_CONFIG(in.good(), "training.dataset_path '", path,
                        "': expected meta.json in it, found none. Make the folder with "
                        "`tessera prepare --output ",
                        path, " PATH...`.");
   try {
-    return {path + "/train.bin", nlohmann::json::parse(in).at("vocab_size").get<int64_t>()};
+    return {is_folder ? path + "/train.bin" : path,
+            nlohmann::json::parse(in).at("vocab_size").get<int64_t>()};
   } catch (const nlohmann::json::exception& e) {
     throw ConfigError(
         base::str("'", meta_path, "' is damaged (", e.what(), "). Run `tessera prepare` again."));

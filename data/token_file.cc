@@ -158,7 +158,7 @@ void TokenFile::check_headerless(int64_t file_bytes, Headerless headerless) cons
   TESSERA_CHECK_CONFIG(
       headerless == Headerless::kAllow, "token file ", path_, " starts with ", first,
       ", expected the magic number ", kTokenMagic,
-      ". If it is a headerless nanoGPT file, allow headerless files explicitly; if not,"
+      ". If it is a headerless nanoGPT file, give it a header (1024 bytes, see data/token_file.h); if not,"
       " re-run tessera prepare.");
   TESSERA_CHECK_CONFIG(file_bytes % 2 == 0, "token file ", path_, " has an odd size (", file_bytes,
                        " bytes), so it is torn or not a file of 16-bit tokens.", kPrepareAgain);

@@ -39,6 +39,7 @@ class ReplicatedUnit : public engine::Unit {
                  engine::UnitContext context);
   ~ReplicatedUnit() override;
 
+  bool shards() const override { return false; }
   std::vector<OwnedParam> owned_params() const override;
 
  private:

@@ -100,6 +100,8 @@ class ForwardHook {
   // The argument as the precision policy wants it.
   virtual at::Tensor input(const at::Tensor& argument) = 0;
   virtual void after_forward(const std::vector<at::Tensor>& outputs) = 0;
+  // Errors: ConfigError, naming `call`, where the module's parameters are not whole between steps.
+  virtual void check_whole(const char* call) const = 0;
   // In place of after_forward when the forward threw.
   virtual void forward_failed() noexcept = 0;
 };
@@ -237,6 +239,11 @@ struct Hooked : detail::HookedBase<Impl, decltype(&Impl::forward)>::type {
     auto copy = std::dynamic_pointer_cast<Impl>(Impl::clone(device));
     TESSERA_CHECK(copy != nullptr, "clone() of ", this->name(), " gave another type.");
     return std::make_shared<Hooked>(static_cast<const Impl&>(*copy));
+  }
+
+  void save(torch::serialize::OutputArchive& archive) const override {
+    if (this->forward_hook() != nullptr) this->forward_hook()->check_whole("torch::save");
+    Impl::save(archive);
   }
 };
 

@@ -43,6 +43,10 @@ Unit& Schedule::add_unit(Site& site, std::unique_ptr<Unit> unit) {
   return *units_.back();
 }
 
+bool Schedule::shards() const {
+  return std::any_of(units_.begin(), units_.end(), [](const auto& u) { return u->shards(); });
+}
+
 void Schedule::set_input_cast(at::ScalarType dtype) {
   for (auto& site : sites_) site->cast_to = dtype;
 }

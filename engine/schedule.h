@@ -89,12 +89,16 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   // Floating-point tensors given to a site's forward are cast to `dtype` from now on.
   void set_input_cast(at::ScalarType dtype);
 
+  // Some unit keeps only a part of its parameters between steps.
+  bool shards() const;
   // In the order they were added.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
   // Whether the next backward ends a window of micro-batches.
   void set_last_micro_batch(bool last) { last_micro_batch_ = last; }
   bool last_micro_batch() const { return last_micro_batch_; }
+  // The last backward did not end its window: gradients are not those of all ranks yet.
+  bool window_is_open() const { return window_is_open_; }
 
   // Drops what a backward that failed has left. Called by itself before the next forward; a no-op
   // otherwise.
@@ -143,6 +147,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<std::unique_ptr<Unit>> units_;
   std::unordered_map<const Unit*, UnitState> states_;
   bool last_micro_batch_ = true;
+  bool window_is_open_ = false;
 
   // Forward.
   bool in_forward_ = false;           // of the root

@@ -145,6 +145,7 @@ void Schedule::end_backward() {
     }
   }
   forget_backward();
+  window_is_open_ = !last_micro_batch_;
 }
 
 // Per trainable unit: whether it is in this backward, whether it is not, and per parameter whether

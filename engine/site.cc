@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
 
+#include "base/error.h"
 #include "engine/schedule.h"
 
 namespace tessera::engine {
@@ -20,6 +21,12 @@ void Site::before_forward() {
 void Site::after_forward(const std::vector<at::Tensor>& outputs) {
   owner->after_forward(*this, outputs);
   open_calls.pop_back();
+}
+
+void Site::check_whole(const char* call) const {
+  TESSERA_CHECK_CONFIG(!owner->shards(), call, " of ", is_root ? "the model" : "'" + name + "'",
+                       ", whose parameters are sharded: this rank has slices of them. Save each "
+                       "rank's OwnedParam::primary_value() with its name and interval.");
 }
 
 void Site::forward_failed() noexcept {

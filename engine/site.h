@@ -47,6 +47,7 @@ class Site : public ForwardHook {
   void before_forward() override;
   at::Tensor input(const at::Tensor& argument) override;
   void after_forward(const std::vector<at::Tensor>& outputs) override;
+  void check_whole(const char* call) const override;
   void forward_failed() noexcept override;
 
   // Calls that a backward may still come to.

@@ -79,6 +79,8 @@ class Unit {
   std::vector<int64_t> numels() const;
   int64_t full_param_bytes() const;
 
+  // Whether a rank keeps only a part of the parameters.
+  virtual bool shards() const = 0;
   // This rank's part of every parameter, in order.
   virtual std::vector<OwnedParam> owned_params() const = 0;
 

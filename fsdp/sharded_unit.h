@@ -39,6 +39,7 @@ class ShardedUnit : public engine::Unit {
   ~ShardedUnit() override;
 
   const engine::Layout& layout() const { return layout_; }
+  bool shards() const override { return true; }
   std::vector<OwnedParam> owned_params() const override;
 
  private:

@@ -62,6 +62,15 @@ void broadcast_buffers(torch::nn::Module& model, const comm::World& world) {
   }
 }
 
+// Gradients are read: of which all ranks have the same.
+void check_window(engine::Schedule& schedule) {
+  schedule.recover();
+  TESSERA_CHECK_CONFIG(!schedule.window_is_open(),
+                       "gradients are read in an open window: the last backward was under "
+                       "sync_gradients(false), so they are not the mean over ranks yet. Give the "
+                       "last micro-batch of a step sync_gradients(true).");
+}
+
 }  // namespace
 
 Parallel parallelize(std::shared_ptr<torch::nn::Module> model, const comm::World& world,
@@ -128,14 +137,14 @@ Parallel::SyncScope Parallel::sync_gradients(bool is_last_micro_batch) {
 }
 
 double Parallel::clip_grad_norm(double max_norm) {
-  state_->schedule->recover();
+  check_window(*state_->schedule);
   return optim::clip_grad_norm(state_->owned, max_norm, [this](double sum) {
     return comm::sum_over_ranks(state_->world, sum);
   });
 }
 
 double Parallel::grad_norm() const {
-  state_->schedule->recover();
+  check_window(*state_->schedule);
   return optim::grad_norm(state_->owned,
                           [this](double sum) { return comm::sum_over_ranks(state_->world, sum); });
 }

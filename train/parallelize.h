@@ -86,6 +86,7 @@ class Parallel {
   // gradients as they are.
   //
   // Collective: yes, on the host group.
+  // Errors:     ConfigError after a backward that did not end its window.
   double clip_grad_norm(double max_norm);
   // Collective: yes, on the host group.
   double grad_norm() const;

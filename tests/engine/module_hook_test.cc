@@ -45,6 +45,7 @@ struct Counter : ForwardHook {
     log += ">";
     outputs = result;
   }
+  void check_whole(const char*) const override {}
   void forward_failed() noexcept override { log += "!"; }
 
   std::string log;

@@ -9,8 +9,10 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
 
 #include <atomic>
+#include <sstream>
 #include <utility>
 
 #include "base/error.h"
@@ -244,6 +246,40 @@ TEST(SiteTest, ABackwardInsideABackwardIsRefused) {
   const at::Tensor loss = model(between).sum();
   const std::string text = thrown<std::exception>([&] { loss.backward(); });
   EXPECT_NE(text.find("backward of this model inside"), std::string::npos) << text;
+}
+
+TEST(SiteTest, GradientsAreNotReadInAnOpenWindow) {
+  OddModel model(Kind::kUnused);
+  for (const Strategy strategy : {Strategy::kReplicate, Strategy::kFullShard}) {
+    Policy policy = sharded();
+    policy.strategy = strategy;
+    Parallel parallel = parallelize(model, comm::init(comm::Environment{}, {}), policy);
+    {
+      const auto sync = parallel.sync_gradients(false);
+      model(input_of(0)).sum().backward();
+    }
+    const std::string text = thrown<ConfigError>([&] { parallel.clip_grad_norm(1.0); });
+    EXPECT_TRUE(contains(text, "open window")) << text;
+    model(input_of(0)).sum().backward();
+    EXPECT_GT(parallel.clip_grad_norm(1.0), 0.0);
+    for (const OwnedParam& owned : parallel.owned_params()) owned.clear_grad();
+  }
+}
+
+TEST(SiteTest, SavingIsRefusedWhereParametersAreSlices) {
+  for (const Strategy strategy : {Strategy::kReplicate, Strategy::kFullShard}) {
+    OddModel model(Kind::kUnused);
+    Policy policy = sharded();
+    policy.strategy = strategy;
+    Parallel parallel = parallelize(model, comm::init(comm::Environment{}, {}), policy);
+    std::ostringstream out;
+    const std::string text = thrown<ConfigError>([&] { torch::save(model, out); });
+    if (strategy == Strategy::kFullShard) {
+      EXPECT_TRUE(contains(text, "torch::save of the model, whose parameters are sharded")) << text;
+    } else {
+      EXPECT_EQ(text, "<no exception>");
+    }
+  }
 }
 
 class LookupImpl : public torch::nn::Module {
