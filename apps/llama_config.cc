@@ -63,7 +63,10 @@ void check(const LlamaConfig& config) {
       {"max_seq_len", config.max_seq_len},
   };
   for (const auto& [name, size] : sizes) {
-    TESSERA_CHECK_CONFIG(size > 0, "Llama config: expected ", name, " > 0, found ", size, ".");
+    // The upper bound keeps products of sizes in 64 bits.
+    constexpr int64_t kMaxSize = 1 << 20;
+    TESSERA_CHECK_CONFIG(size > 0 && size <= kMaxSize, "Llama config: expected ", name,
+                         " from 1 to ", kMaxSize, ", found ", size, ".");
   }
   TESSERA_CHECK_CONFIG(config.dim % config.n_heads == 0,
                        "Llama config: expected n_heads to divide dim, found dim ", config.dim,

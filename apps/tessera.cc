@@ -1,6 +1,7 @@
 // The `tessera` program: reads the command line, calls the command, turns errors into message and
 // exit code.
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -314,6 +315,10 @@ int report_current_exception() {
 }  // namespace tessera::apps
 
 int main(int argc, char** argv) {
+  // Where a standard stream is closed, the next file that is opened would take its place, and its lines.
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) == -1) ::open("/dev/null", O_RDWR);
+  }
   try {
     return tessera::apps::run(argv[0], tessera::apps::Arguments(argv + 1, argv + argc));
   } catch (...) {

@@ -21,6 +21,7 @@
 #include "base/allocator.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/resident_memory.h"
 #include "comm/agreement.h"
 #include "comm/world.h"
 #include "data/loader.h"
@@ -57,8 +58,11 @@ Dataset find_dataset(const std::string& path) {
                        "`tessera prepare --output ",
                        path, " PATH...`.");
   try {
-    return {is_folder ? path + "/train.bin" : path,
-            nlohmann::json::parse(in).at("vocab_size").get<int64_t>()};
+    const auto vocab_size = nlohmann::json::parse(in).at("vocab_size").get<int64_t>();
+    TESSERA_CHECK_CONFIG(vocab_size >= 1 && vocab_size <= 65536, "'", meta_path,
+                         "' is damaged: ", "vocab_size is ", vocab_size,
+                         ", expected 1 to 65536. Run `tessera ", "prepare` again.");
+    return {is_folder ? path + "/train.bin" : path, vocab_size};
   } catch (const nlohmann::json::exception& e) {
     throw ConfigError(
         base::str("'", meta_path, "' is damaged (", e.what(), "). Run `tessera prepare` again."));
@@ -170,6 +174,13 @@ int run_train(const JobConfig& config) {
   comm::all_or_none(world, [&] {
     const Dataset dataset = find_dataset(config.training.dataset_path);
     model_config = make_llama_config(config, dataset.vocab_size);
+    const double needed = 4.0 * static_cast<double>(num_params(*model_config));
+    TESSERA_CHECK_CONFIG(needed < static_cast<double>(base::machine_memory_bytes()),
+                         "the model of [model] has ", num_params(*model_config), " parameters, ",
+                         needed / (1 << 30),
+                         " GiB, and every rank builds it whole before it is "
+                         "sharded: more than this machine's memory. Choose a smaller flavor, dim, "
+                         "n_layers or vocab_size.");
     data::LoaderOptions loader_options;
     loader_options.seq_len = config.training.seq_len;
     loader_options.batch_size = config.training.local_batch_size;

@@ -5,9 +5,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <functional>
+#include <future>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -34,6 +37,9 @@ struct World::Groups {
 
 namespace {
 
+using Meeting = std::function<std::shared_ptr<World::Groups>()>;
+std::shared_ptr<World::Groups> within_deadline(const Environment& env, const Options& options,
+                                               Meeting meet);
 c10::intrusive_ptr<c10d::Store> open_store(const Environment& env, const Options& options);
 void await_all(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout);
 
@@ -120,14 +126,15 @@ int next_world_number(const Environment& env) {
 World init(const Environment& env, const Options& options) {
   base::set_log_rank(env.size > 1 ? env.rank : -1);
   if (env.size == 1) return World(groups_of_one());
-  // Keys of another run, or of this run before a restart, are never read: a launcher may keep one
-  // store for all.
-  auto store = c10::make_intrusive<c10d::PrefixStore>(
-      base::str("tessera/", env.run_id, "/", env.restart, "/", next_world_number(env)),
-      open_store(env, options));
-  auto groups = connect_groups(store, env.rank, env.size, options);
-  groups->local_rank = env.local_rank;
-  return World(std::move(groups));
+  return World(within_deadline(env, options, [env, options, number = next_world_number(env)] {
+    // Keys of another run, or of this run before a restart, are never read: a launcher may keep one
+    // store for all.
+    auto store = c10::make_intrusive<c10d::PrefixStore>(
+        base::str("tessera/", env.run_id, "/", env.restart, "/", number), open_store(env, options));
+    auto groups = connect_groups(store, env.rank, env.size, options);
+    groups->local_rank = env.local_rank;
+    return groups;
+  }));
 }
 
 World connect(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const Options& options) {
@@ -152,6 +159,23 @@ World fake_world(int rank, int size) {
 }
 
 namespace {
+
+// c10d's store waits without a limit for the answer of whatever accepted its connection. So the
+// ranks meet on a thread that can be left behind: the process is about to end then. The deadline
+// leaves c10d's own limits, of the connection and of the arrivals, time to say more.
+std::shared_ptr<World::Groups> within_deadline(const Environment& env, const Options& options,
+                                               Meeting meet) {
+  std::packaged_task<std::shared_ptr<World::Groups>()> task(std::move(meet));
+  std::future<std::shared_ptr<World::Groups>> met = task.get_future();
+  std::thread(std::move(task)).detach();
+  const auto deadline = 2 * options.init_timeout + std::chrono::seconds(5);
+  if (met.wait_for(deadline) == std::future_status::ready) return met.get();
+  throw CommError(base::str("rank ", env.rank, ": what listens at ", env.master_host, ":",
+                            env.master_port, " accepted the connection and does not answer (",
+                            deadline.count() / 1000.0,
+                            " s): another program, or a rank 0 that is stopped. Check MASTER_ADDR "
+                            "and MASTER_PORT."));
+}
 
 bool port_is_taken(const Environment& env) {
   addrinfo hints{};

@@ -77,6 +77,11 @@ void OutputFile::overwrite(int64_t offset_bytes, const void* bytes, int64_t num_
   }
 }
 
+void OutputFile::sync() {
+  TESSERA_CHECK(fd_ >= 0, "sync() of ", path_, " after commit() or an error.");
+  if (::fsync(fd_) != 0) fail("fsync");
+}
+
 void OutputFile::commit() {
   TESSERA_CHECK(fd_ >= 0, "commit() of ", path_, " twice or after an error.");
   if (::fsync(fd_) != 0) fail("fsync");

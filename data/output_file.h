@@ -34,6 +34,9 @@ class OutputFile {
   // Replaces bytes that were appended before, to fill in a header.
   void overwrite(int64_t offset_bytes, const void* bytes, int64_t num_bytes);
 
+  // Step 2. commit() can then fail for lack of space no more.
+  void sync();
+
   // Steps 2 to 4. To be called once, last.
   void commit();
 

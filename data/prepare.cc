@@ -122,7 +122,7 @@ void check_documents(const PrepareResult& result, int64_t num_sources,
                        " the fraction, or ask for none.");
 }
 
-void write_meta(const std::string& path, const PrepareResult& result, int64_t num_sources) {
+void write_meta(OutputFile& file, const PrepareResult& result, int64_t num_sources) {
   nlohmann::ordered_json meta;
   meta["format_version"] = kFormatVersion;
   meta["tokenizer"] = "bytes";
@@ -135,9 +135,8 @@ void write_meta(const std::string& path, const PrepareResult& result, int64_t nu
   meta["val_tokens"] = result.val_tokens;
   meta["source_paths"] = num_sources;
   const std::string text = meta.dump(2) + "\n";
-  OutputFile file(path);
   file.append(text.data(), static_cast<int64_t>(text.size()));
-  file.commit();
+  file.sync();
 }
 
 void log_left_out(const PrepareResult& result) {
@@ -192,6 +191,11 @@ PrepareResult prepare(const std::vector<std::string>& paths, const std::string& 
   result.train_tokens = train.size();
   result.val_tokens = val ? val->size() : 0;
 
+  // All of the new set is on the disk before anything of the old one goes.
+  OutputFile meta(meta_path);
+  write_meta(meta, result, num_sources);
+  train.sync();
+  if (val) val->sync();
   remove_file(meta_path);
   train.finish();
   if (val) {
@@ -199,7 +203,7 @@ PrepareResult prepare(const std::vector<std::string>& paths, const std::string& 
   } else {
     remove_file(val_path);
   }
-  write_meta(meta_path, result, num_sources);
+  meta.commit();
   log_left_out(result);
   return result;
 }

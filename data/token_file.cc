@@ -155,11 +155,11 @@ void TokenFile::check_headerless(int64_t file_bytes, Headerless headerless) cons
   TESSERA_CHECK_CONFIG(
       first != kMagicBigEndian, "token file ", path_,
       " was written on a big-endian machine; write it again in little-endian order.");
-  TESSERA_CHECK_CONFIG(
-      headerless == Headerless::kAllow, "token file ", path_, " starts with ", first,
-      ", expected the magic number ", kTokenMagic,
-      ". If it is a headerless nanoGPT file, give it a header (1024 bytes, see data/token_file.h); if not,"
-      " re-run tessera prepare.");
+  TESSERA_CHECK_CONFIG(headerless == Headerless::kAllow, "token file ", path_, " starts with ",
+                       first, ", expected the magic number ", kTokenMagic,
+                       ". If it is a headerless nanoGPT file, give it a header (1024 bytes, see "
+                       "data/token_file.h); if not,"
+                       " re-run tessera prepare.");
   TESSERA_CHECK_CONFIG(file_bytes % 2 == 0, "token file ", path_, " has an odd size (", file_bytes,
                        " bytes), so it is torn or not a file of 16-bit tokens.", kPrepareAgain);
   const bool like_header = file_bytes >= kTokenHeaderBytes

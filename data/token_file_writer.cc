@@ -33,12 +33,17 @@ void TokenFileWriter::append(const uint16_t* tokens, int64_t count) {
 }
 
 void TokenFileWriter::finish() {
+  sync();
+  file_.commit();
+}
+
+void TokenFileWriter::sync() {
   TESSERA_CHECK_CONFIG(size_ > 0, "token file ", file_.path(),
                        " would hold no tokens; append some before finish().");
   flush();
   const TokenHeader header = make_token_header(size_);
   file_.overwrite(0, header.data(), kTokenHeaderBytes);
-  file_.commit();
+  file_.sync();
 }
 
 void TokenFileWriter::flush() {

@@ -30,6 +30,8 @@ class TokenFileWriter {
   // destroyed without it leaves no file.
   // Errors: also ConfigError when there is not one token: nobody can read such a file.
   void finish();
+  // All but the last step of finish(): the file is whole and on the disk, under its temporary name.
+  void sync();
 
   // Tokens appended so far.
   int64_t size() const { return size_; }

@@ -42,10 +42,13 @@ constexpr double kKillSeconds = 10;
 constexpr int kNotExecutableCode = 126;  // as shells do
 constexpr int kNotFoundCode = 127;
 
+// More on one machine is a typing error.
+constexpr int64_t kMaxRanks = 1024;
+
 void check_options(const LaunchOptions& options) {
-  TESSERA_CHECK_CONFIG(options.nproc_per_node >= 1,
-                       "expected at least 1 rank (--nproc-per-node), found ",
-                       options.nproc_per_node);
+  TESSERA_CHECK_CONFIG(options.nproc_per_node >= 1 && options.nproc_per_node <= kMaxRanks,
+                       "expected at least 1 rank (--nproc-per-node) and at most ", kMaxRanks,
+                       ", found ", options.nproc_per_node);
   TESSERA_CHECK_CONFIG(!options.program.empty() && !options.program[0].empty(),
                        "no program to launch was named");
   TESSERA_CHECK_CONFIG(std::isfinite(options.grace_seconds) && options.grace_seconds >= 0,

@@ -141,6 +141,15 @@ TEST(RendezvousTest, ARankWithoutARank0GivesUpWithinTheTimeLimitAndNamesThePlace
   EXPECT_LT(watch.seconds(), 15.0);
 }
 
+TEST(RendezvousTest, AListenerThatDoesNotAnswerIsNamedWithinTheDeadline) {
+  const HeldPort silent;
+  const base::Stopwatch watch;
+  const std::string text =
+      thrown<CommError>([&] { init(environment(1, 2, silent.port()), seconds(1)); });
+  EXPECT_TRUE(contains(text, "127.0.0.1:" + std::to_string(silent.port()))) << text;
+  EXPECT_LT(watch.seconds(), 15.0);
+}
+
 // A launcher that serves one store for all runs and restarts: what an earlier one left is not read.
 TEST(RendezvousTest, KeysOfAnotherRunOrRestartAreNotRead) {
   c10d::TCPStoreOptions options;

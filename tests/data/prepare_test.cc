@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/token_file.h"
+#include "tests/data/file_size_limit.h"
 #include "tests/data/scratch.h"
 
 namespace tessera::data {
@@ -208,6 +209,18 @@ TEST(Prepare, RefusesWhatCannotWorkAndKeepsTheFormerFiles) {
   EXPECT_THAT(error({scratch.folder()}), HasSubstr("dangling"));
   EXPECT_EQ(documents_of(scratch.path("out/train.bin")), (Documents{"1"}));
   EXPECT_EQ(std::distance(fs::directory_iterator(out), fs::directory_iterator()), 2);
+}
+
+TEST(Prepare, ADiskThatIsFullLeavesTheFormerSetWhole) {
+  const Scratch scratch;
+  prepare({scratch.write("small.txt", "former")}, scratch.path("out"));
+  const std::string large = scratch.write("large.txt", std::string(3000, 'x'));
+  {
+    const FileSizeLimit limit(4096);
+    EXPECT_THROW(prepare({large}, scratch.path("out")), ConfigError);
+  }
+  EXPECT_TRUE(fs::exists(scratch.path("out/meta.json")));
+  EXPECT_EQ(documents_of(scratch.path("out/train.bin")), Documents{"former"});
 }
 
 TEST(Prepare, RefusesAnOutputThatIsNoFolder) {

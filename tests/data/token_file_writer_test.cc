@@ -6,11 +6,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-
-#include <csignal>
 
 #include "data/token_file.h"
+#include "tests/data/file_size_limit.h"
 #include "tests/data/scratch.h"
 
 namespace tessera::data {
@@ -20,26 +18,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-// While it lives, a write past `bytes` of any file fails with EFBIG, as it does with ENOSPC on a
-// full disk.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) : former_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &former_limit_);
-    rlimit limit = former_limit_;
-    limit.rlim_cur = bytes;
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &former_limit_);
-    std::signal(SIGXFSZ, former_handler_);
-  }
-
- private:
-  rlimit former_limit_{};
-  void (*former_handler_)(int);
-};
 
 std::vector<uint16_t> counting(int64_t count) {
   std::vector<uint16_t> tokens;
