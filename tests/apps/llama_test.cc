@@ -235,7 +235,10 @@ TEST(LlamaConfig, RefusesSizesThatMakeNoModel) {
   EXPECT_THAT(error_of([](LlamaConfig& c) { c.dim = 66; }), HasSubstr("dim 66 and n_heads 4"));
   EXPECT_THAT(error_of([](LlamaConfig& c) { c.dim = 12; }), HasSubstr("12 / 4 = 3"));
   EXPECT_THAT(error_of([](LlamaConfig& c) { c.n_kv_heads = 3; }), HasSubstr("n_kv_heads 3"));
-  EXPECT_THAT(error_of([](LlamaConfig& c) { c.n_layers = 0; }), HasSubstr("n_layers > 0, found 0"));
+  EXPECT_THAT(error_of([](LlamaConfig& c) { c.n_layers = 0; }),
+              HasSubstr("n_layers from 1 to 1048576, found 0."));
+  EXPECT_THAT(error_of([](LlamaConfig& c) { c.vocab_size = 1000000000; }),
+              HasSubstr("vocab_size from 1 to 1048576, found 1000000000."));
   EXPECT_THAT(error_of([](LlamaConfig& c) { c.init = "xavier"; }), HasSubstr("'xavier'"));
   EXPECT_THAT(config_error([] { llama_flavor("lama2_7b"); }), HasSubstr("mean 'llama2_7b'"));
   for (const std::string& name : llama_flavor_names()) EXPECT_NO_THROW(check(llama_flavor(name)));
