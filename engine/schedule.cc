@@ -1,9 +1,9 @@
 #include "engine/schedule.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/error.h"

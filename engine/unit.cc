@@ -50,14 +50,6 @@ Unit::~Unit() {
   }
 }
 
-std::vector<int64_t> Unit::numels() const { return numels_; }
-
-int64_t Unit::full_param_bytes() const {
-  int64_t elements = 0;
-  for (const int64_t numel : numels_) elements += numel;
-  return elements * static_cast<int64_t>(c10::elementSize(compute_dtype_));
-}
-
 void Unit::install_grad_hooks() {
   if (!trainable_) return;
   for (size_t i = 0; i < params_.size(); ++i) {

@@ -75,9 +75,8 @@ class Unit {
   bool trainable() const { return trainable_; }
   ParamState param_state() const { return param_state_; }
   GradState grad_state() const { return grad_state_; }
-  // Of the whole parameters, in order; in the compute precision.
-  std::vector<int64_t> numels() const;
-  int64_t full_param_bytes() const;
+  // Of the whole parameters, in order.
+  const std::vector<int64_t>& numels() const { return numels_; }
 
   // Whether a rank keeps only a part of the parameters.
   virtual bool shards() const = 0;
